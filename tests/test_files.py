@@ -111,3 +111,12 @@ def test_missing_home_directory_creates_no_folder(answer: str, tmp_path: Path, m
     with pytest.raises(NotADirectoryError, match="no-home-directory"):
         in_hook(history_path(), lambda: append_record(RECORD))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of files")
+def test_private_file_stays_private_when_it_is_rewritten(tmp_path: Path) -> None:
+    file = tmp_path / "predictions.json"
+    file.write_text("{}")
+    file.chmod(0o600)
+    write_atomically(file, b"[]")
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("[]", 0o600)

@@ -287,12 +287,14 @@ def shown(value: object) -> str:
 
 
 def positive_number(value: object) -> float | None:
-    """Convert a number (int, float, Decimal, Fraction or numpy number) to a float; None unless positive."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
-        return None
+    """Convert a number (int, float, Decimal, Fraction, a scalar of numpy or torch) to a float; None unless positive."""
     try:
+        if getattr(value, "shape", None) == () and not isinstance(value, numbers.Real):
+            value = value.item()  # type: ignore[attr-defined]
+        if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
+            return None
         number = float(value)
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, RuntimeError):  # a tensor on the meta device has no value
         return None
     return number if 0 < number <= _LARGEST else None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -108,6 +109,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         with open(part, "xb") as file:
             file.write(content)
+        with suppress(OSError):  # a private file stays private
+            shutil.copymode(target, part)
         os.replace(part, target)
     except BaseException:
         with suppress(OSError):

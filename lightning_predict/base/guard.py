@@ -16,13 +16,16 @@ are only logged, so the Trainer sees none of them. Every method that a Trainer o
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from dis import opname
+from functools import partial, wraps
 from inspect import CO_VARARGS
 from itertools import pairwise
-from types import FrameType
+from queue import Empty, Full
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_predict.base.errors import BudgetExceededError
@@ -175,14 +178,45 @@ def own_error(error: BaseException) -> Exception:
 
 
 def comes_from_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error."""
+    """Return whether a signal handler raised the error, or another thread or the system raised it in our code."""
+    codes = {code for number in signal.valid_signals() for code in _codes_of(signal.getsignal(number))}
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        inner = trace.tb_next.tb_frame
-        if inner.f_back is trace.tb_frame and _is_handler(inner, trace.tb_frame):
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
             return True
-        trace = trace.tb_next
+        inner = trace.tb_next
+        if inner is None:
+            return _is_asynchronous(error, trace)
+        if inner.tb_frame.f_back is trace.tb_frame and _is_handler(inner.tb_frame, trace.tb_frame):
+            return True
+        trace = inner
     return False
+
+
+def _codes_of(handler: object) -> Iterator[CodeType]:
+    """Yield the code of a handler: of a function, a method, a partial or an object that can be called."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    for function in (handler, type(handler).__call__ if callable(handler) else None):
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+
+
+def _is_asynchronous(error: BaseException, trace: TracebackType) -> bool:
+    """Return whether an error was raised in a frame from outside, for example by `PyThreadState_SetAsyncExc`.
+
+    The interpreter raises it where it looks for events: at the start of a function, in a loop, and after a call. It
+    creates it from a class, without arguments.
+    """
+    operation = opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]]
+    if operation in ("RESUME", "JUMP_BACKWARD"):
+        return not isinstance(error, RecursionError)
+    return operation.startswith("CALL") and not error.args and not isinstance(error, _WITHOUT_ARGUMENTS)
+
+
+_WITHOUT_ARGUMENTS: Final = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError, RecursionError, Empty, Full)
+"""Errors that functions in C raise without arguments."""
 
 
 def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:

@@ -222,6 +222,7 @@ class BudgetFiles:
                 "but starts from the epoch's first batch."
             )
         except Exception as error:
+            own_error(error)
             words = str(error) if isinstance(error, LightningPredictError) else f"{type(error).__name__}: {error}"
             warn(f"CostBudget could not write {path}: {words}")
             return ""

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
+STATE_KEY: Final = "lightning_predict.CostBudget"
+"""Key of used amounts in checkpoints, equal for small and large budgets, so that a run can be resumed with more."""
+
 CHECKPOINT_NAME: Final = f"{LEDGER_STEM}.ckpt"
 """File name of the checkpoint of the first run in a folder."""
 
@@ -124,6 +127,8 @@ class CostBudget(FitCallback):
 
             check_webhook(webhook)
         self.warmup_steps = warmup_steps
+        if on_exceed == "warn":
+            self.state_key = f"{STATE_KEY}.warn"
         self._account = Account()
         self._has_lost_state = False
 
@@ -136,8 +141,16 @@ class CostBudget(FitCallback):
         """Return the terms and the used amounts for copying and pickling, without the state of a running fit."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | self._of_fit}
 
-    state_key = "lightning_predict.CostBudget"
-    """Key in checkpoints, equal for all budgets, so that a run can be resumed with a larger budget."""
+    state_key = STATE_KEY
+    """Key in checkpoints. A Trainer may have two budgets if one ends the run and the other only warns."""
+
+    @log_exceptions
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the used amounts that a budget with another action has stored."""
+        states = checkpoint.get("callbacks") or {}
+        found = [state for key, state in states.items() if str(key).startswith(STATE_KEY)]
+        if found and self.state_key not in states:
+            self.load_state_dict(found[0])
 
     @fallback_on_error(dict, _warn_state_lost)
     def state_dict(self) -> dict[str, Any]:

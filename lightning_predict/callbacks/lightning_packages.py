@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lightning_predict.base.errors import BudgetExceededError, MissingDependencyError
-from lightning_predict.base.guard import log_warning
+from lightning_predict.base.guard import log_warning, own_error
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -121,7 +121,8 @@ def warn(message: str) -> None:
     """Show a `LightningPredictWarning` on rank zero. If a filter turns warnings into exceptions, log the message."""
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
-    except Exception:
+    except Exception as error:
+        own_error(error)
         log_warning(message)
 
 

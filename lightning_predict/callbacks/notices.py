@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_predict.base.guard import own_error
 from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.output import logged
 from lightning_predict.observe.rank_agreement import wait_seconds
@@ -59,6 +60,7 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
             try:
                 board.experiment.alert(title=title, text=reason, level=level)
             except Exception as error:  # other people's code, with network access
+                own_error(error)
                 yield f"{type(board).__name__} could not alert: {type(error).__name__}: {error}"
 
     if boards:
@@ -70,6 +72,7 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
         longest = wait_seconds(trainer, 2 * WEBHOOK_SECONDS)
         run_unless_hanging(longest, "the webhook", lambda: _post(webhook, content | {"step": trainer.global_step}))
     except Exception as error:  # the address may be secret, so it is not in the message
+        own_error(error)
         yield f"CostBudget could not call its webhook: {type(error).__name__}"
 
 

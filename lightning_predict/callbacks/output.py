@@ -147,6 +147,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
             try:
                 logger.log_metrics(named, step=step)
             except Exception as error:  # loggers are foreign code, and often use a network
+                own_error(error)
                 yield f"{type(logger).__name__} could not log {group}: {type(error).__name__}: {error}"
 
     return list(logged(trainer, lambda: list(log())))

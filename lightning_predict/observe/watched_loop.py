@@ -71,7 +71,7 @@ Batch = TypeVar("Batch")
 
 
 def watch(
-    *,
+    *values: object,
     total_steps: int | None = None,
     usd: float | None = None,
     gpus: str | Sequence[str] = ALL,
@@ -88,6 +88,7 @@ def watch(
     """Watch a training loop. Use the result in a `with` statement, and call its `step()` after each step.
 
     Args:
+        values: Values without a name, which are refused.
         total_steps: Number of optimizer steps of the loop. None (unknown) predicts steps, but no total.
         usd: Budget in US dollars. The budget needs a price: `usd_per_hour`, or a listed price of the GPU in use.
         gpus: `all`, `datacenter`, `consumer`, or names of the GPUs and layouts to predict, as for `predict`.
@@ -105,6 +106,10 @@ def watch(
         UnknownGpuError: The catalogue does not contain one of the names.
         InvalidArgumentError: A number is not positive, or a choice is unknown.
     """
+    if values:
+        raise InvalidArgumentError(
+            f"watch got {len(values)} values without names; expected names, such as watch(total_steps=1000, usd=50)."
+        )
     if total_steps is not None and not total_steps > 0:
         raise InvalidArgumentError(f"total_steps={total_steps!r}; expected a number above 0, or None.")
     if on_exceed not in ("stop", "raise"):

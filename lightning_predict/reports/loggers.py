@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias, final
 
 from lightning_predict.base.fields import Field
 from lightning_predict.base.files import write_atomically
+from lightning_predict.base.guard import own_error
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
@@ -224,6 +225,7 @@ def _refused(logger: Logger, what: str, send: Callable[..., None], *arguments: o
     try:
         send(logger, *arguments)
     except Exception as error:
+        own_error(error)
         return [f"{type(logger).__name__} could not log {what}: {type(error).__name__}: {error}"]
     return []
 

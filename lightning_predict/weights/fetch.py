@@ -23,7 +23,7 @@ from lightning_predict.base.errors import (
 )
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.weights.files import MAX_BYTES, sha256
-from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, parse_manifest
+from lightning_predict.weights.manifest import MANIFEST_NAME, MAX_MANIFEST, Manifest, ManifestEntry, parse_manifest
 from lightning_predict.weights.source import Address, address_of, shown_url
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Download:
 
     def manifest(self) -> Manifest:
         """Download `<address>/manifest.json`, and parse it."""
-        content = self.content(MANIFEST_NAME, MAX_BYTES)
+        content = self.content(MANIFEST_NAME, MAX_MANIFEST)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 

@@ -25,6 +25,9 @@ from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"
+MAX_MANIFEST: Final = 1 << 24
+"""Maximum size of a manifest; the bundled one has 70 KB."""
+
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
 """Allowed file names. They contain no folder, so a download cannot write outside its folder."""
 

@@ -28,7 +28,14 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
 from lightning_predict.base.files import cache_folder
 from lightning_predict.weights.files import parse_weights, read_weights
-from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
+from lightning_predict.weights.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST,
+    Manifest,
+    ManifestEntry,
+    file_name,
+    parse_manifest,
+)
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from lightning_predict.weights.source import URL_VARIABLE, AnyWeights, WeightsSource, weights_source
 
@@ -222,7 +229,13 @@ def read_manifest(folder: Path) -> Manifest | None:
         WeightsFormatError: The manifest is invalid.
     """
     path = folder / MANIFEST_NAME
-    return parse_manifest(path.read_text(encoding="utf-8"), where=str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:  # another process may have written anything into the cache
+        content = file.read(MAX_MANIFEST + 1)
+    if len(content) > MAX_MANIFEST:
+        raise WeightsFormatError(f"{path} is larger than {MAX_MANIFEST:,} characters, so it is no manifest. Delete it.")
+    return parse_manifest(content, where=str(path))
 
 
 def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:

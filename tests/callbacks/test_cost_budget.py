@@ -682,17 +682,17 @@ def test_exact_numbers_count(arguments: dict[str, Any], hours: float, usd: float
     assert {type(limit) for limit in terms.limits.values()} == {float}
 
 
-def test_a_judgement_that_fails_becomes_one_warning(
-    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_that_fails_is_warned_of_once(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr("lightning_predict.observe.budget.check_forecast", fails)
     monkeypatch.setattr("lightning_predict.observe.budget.check_use", fails)
-    with pytest.warns(LightningPredictWarning, match="CostBudget is off, .* ZeroDivisionError: by zero") as warned:
+    with pytest.warns(LightningPredictWarning) as warned:
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
-    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    assert [words.partition(",")[0] for words in said] == ["CostBudget cannot forecast this run", "CostBudget is off"]
+    assert all(words.endswith("ZeroDivisionError: by zero") for words in said)
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_keep_it_going(lightning: Small, tmp_path: Path) -> None:
@@ -826,3 +826,33 @@ def test_a_process_without_further_threads_keeps_its_budget(
         fit(lightning, tmp_path, budget, model=model, batches=300, logger=logger)
     assert any("could not write" in str(one.message) for one in warned)
     assert model.batches_trained == 72
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_trainer_takes_a_budget_that_stops_and_one_that_warns(lightning: Small, tmp_path: Path, time: Clock) -> None:
+    def budgets(stop: float, warning: float) -> list[CostBudget]:
+        price = 3600.0  # a dollar a second
+        return [CostBudget(usd=stop, usd_per_hour=price), CostBudget(hours=warning / 3600, on_exceed="warn")]
+
+    stopping, warning = budgets(5.0, 3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LightningPredictWarning)
+        model = fit(lightning, tmp_path, [stopping, warning], model=timed_model(lightning, time))
+    assert (model.batches_trained, warning.stopping_reason) == (5, None)
+    # A budget that warns continues the use that one that stopped has stored, and the other way round.
+    only = hours_of(1000.0, on_exceed="raise")
+    trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=only)
+    trainer.fit(timed_model(lightning, time), lightning.loader(10), ckpt_path=str(tmp_path / CHECKPOINT_NAME))
+    assert only.state_dict()["seconds"] == 10.0
+
+
+@pytest.mark.parametrize("amount", [torch.tensor(5.0), torch.tensor(5), np.array(5.0), np.float32(5), Decimal(5)])
+def test_amount_may_be_a_scalar_of_torch_or_numpy(amount: Any) -> None:
+    assert CostBudget(usd=amount, usd_per_hour=amount).terms.limits == {"usd": 5.0}
+
+
+@pytest.mark.parametrize("amount", [torch.tensor([5.0]), torch.tensor(True), torch.tensor(5.0, device="meta"), "5"])
+def test_amount_that_is_no_number_is_refused(amount: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="is not a limit"):
+        CostBudget(usd=amount, usd_per_hour=1)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import ctypes
 import inspect
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,14 +119,48 @@ def handler_of(kind: str, error: type[Exception]) -> Callable[..., None]:
     def plain(number: int, frame: object) -> None:
         raise error("the user's time limit")
 
+    def rebinding(number: Any, frame: object) -> None:
+        number = signal.Signals(number).name
+        del frame
+        raise error(f"the user's time limit: {number}")
+
     class Handler:
         def __call__(self, *values: object) -> None:
             raise error("the user's time limit")
 
-    return plain if kind == "function" else Handler()
+    def of_three(_: object, number: Any, frame: Any) -> None:
+        number = frame = None
+        raise error(f"the user's time limit{number or frame or ''}")
+
+    handlers: dict[str, Callable[..., None]] = {
+        "function": plain,
+        "rebinding": rebinding,
+        "object": Handler(),
+        "partial": partial(of_three, 0),
+    }
+    return handlers[kind]
 
 
-@pytest.mark.parametrize("kind", ["function", "object"])
+@pytest.mark.parametrize("error", [UserTimeLimitError, TimeoutError, ValueError])
+def test_error_from_another_thread_passes(error: type[Exception]) -> None:
+    """A time limit that a library implements with `PyThreadState_SetAsyncExc`."""
+    ours = ctypes.c_ulong(threading.get_ident())
+
+    class Working(Careful):
+        @log_exceptions
+        def work(self) -> None:
+            """Works until the error comes."""
+            end = time.monotonic() + 5.0
+            while time.monotonic() < end:
+                pass
+
+    limit = threading.Timer(0.05, lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ours, ctypes.py_object(error)))
+    limit.start()
+    with pytest.raises(error):
+        Working().work()
+
+
+@pytest.mark.parametrize("kind", ["function", "object", "rebinding", "partial"])
 @pytest.mark.parametrize("error", [UserTimeLimitError, TimeoutError])
 @pytest.mark.parametrize("place", ["in a hook", "in a result", "in giving up", "while a file is written"])
 def test_an_error_of_a_signal_handler_passes(

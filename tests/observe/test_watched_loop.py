@@ -231,3 +231,10 @@ def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: p
     assert [(one.kind, one.gpu) for one in run.memory_risks] == [("optimizer", "T4"), ("sequence", "T4")]
     assert "watch, memory: The first optimizer update (16.0 GiB of new state)" in caplog.text
     assert "watch, memory: A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text
+
+
+def test_watch_names_the_arguments_that_lack_a_name() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"2 values without names; expected names, such as watch\(total_steps"
+    ):
+        lp.watch(1000, 50)

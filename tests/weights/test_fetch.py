@@ -103,7 +103,7 @@ def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off(
 def test_a_manifest_of_hundreds_of_megabytes_is_not_read(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         server.headers = {"Content-Length": str(10**9)}
-        with pytest.raises(WeightsDownloadError, match="in 1 attempt: it has more than the 134,217,728 bytes"):
+        with pytest.raises(WeightsDownloadError, match="in 1 attempt: it has more than the 16,777,216 bytes"):
             download(server).manifest()
 
 
