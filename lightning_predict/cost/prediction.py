@@ -269,7 +269,8 @@ class PredictionFields:
     )
     mfu = Field[float | None](
         _mfu,
-        "Model FLOP utilisation: FLOPs per second over the dense peak of the GPUs for the dtype of most of them.",
+        "Model FLOP utilisation: FLOPs per second over the dense peak of the GPUs for the dtype of most of them. "
+        "Causal attention counts by the half that its mask keeps; PaLM and many scripts count all.",
         "share",
         title="MFU",
         shown="asked",

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Final
 
 from lightning_predict.base.answers import NAMES_SHOWN
+from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.units import bytes_to_gibibytes, gibibytes_to_bytes
 from lightning_predict.hardware.catalogue import load_catalogue
@@ -152,7 +153,7 @@ def _candidates(name: str) -> tuple[Gpu, ...]:
     Raises:
         UnknownGpuError: No GPU matches.
     """
-    candidates = _catalogue_index().get(normalise(name))
+    candidates = _catalogue_index().get(normalise(_text(name)))
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
         from lightning_predict.hardware.slices import slice_of
 
@@ -165,6 +166,12 @@ def _candidates(name: str) -> tuple[Gpu, ...]:
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
     return candidates
+
+
+def _text(name: object) -> str:
+    if isinstance(name, str):
+        return name
+    raise UnknownGpuError(f"{shown(name)} is not the name of a GPU; give a text, for example 'L4'.")
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
+from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, UnknownOperationError
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Generation, Gpu
@@ -460,12 +461,14 @@ def operation_spec(name: str) -> OperationSpec:
     spec = _find(name)
     if spec is None:
         raise UnknownOperationError(
-            f"Operation {name!r} is not known. Known operations: {', '.join(operation_names())}."
+            f"Operation {shown(name)} is not known. Known operations: {', '.join(operation_names())}."
         )
     return spec
 
 
-def _find(name: str) -> OperationSpec | None:
+def _find(name: object) -> OperationSpec | None:
+    if not isinstance(name, str):
+        return None
     if name not in _SPECS:
         _load(name)
     return _SPECS.get(name)

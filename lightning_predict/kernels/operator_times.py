@@ -53,7 +53,7 @@ def operator_seconds(
     """
     target = find_gpu(gpu)
     shape.pop("implementation", None)  # all fused kernels of one class have the same predicted time
-    batch = shape_batch(operation, compute_dtype_on(dtype, target), **shape)
+    batch = shape_batch(operation, compute_dtype_on(str(dtype), target), **shape)
     columns = np.stack(list(batch.columns.values()), axis=1)
     shapes = [OperationShape(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
     seconds = predict_operation_times(shapes, [target], kernel_models((target.name,), weights)).seconds[0]

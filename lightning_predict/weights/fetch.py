@@ -39,7 +39,7 @@ REDIRECTS: Final = 3
 CHUNK_BYTES: Final = 1 << 16
 
 REMEDY: Final = (
-    "Check the address and the connection, or unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the "
+    "Check the address and the connection, or unset it (argument `weights`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the "
     "bundled weights."
 )
 """Advice to the user if weights cannot be downloaded."""

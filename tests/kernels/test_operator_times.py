@@ -57,6 +57,14 @@ def test_an_array_gives_the_times_of_its_values(operation: str) -> None:
         assert isinstance(lp.operator_seconds(operation, gpu, dtype=dtype, **words), float)
 
 
+def test_values_that_are_no_names_are_refused_in_words() -> None:
+    trace: Any = lp.Trace(operations=(), device="cpu", recorder="profiler")
+    with pytest.raises(lp.LightningPredictError, match=r"^Operation Trace\(0 operations.* is not known\. Known"):
+        lp.operator_seconds(trace, "T4", m=1, n=1, k=1)
+    with pytest.raises(lp.LightningPredictError, match="is not the name of a GPU; give a text, for example 'L4'"):
+        lp.operator_seconds("linear", trace, m=1, n=1, k=1)
+
+
 def test_errors_list_the_names_and_the_shape_words() -> None:
     with pytest.raises(UnknownOperationError, match=r"'conv4d' is not known\. Known operations: .*conv1d.*conv3d"):
         lp.operator_seconds("conv4d", "T4", batch=1)
