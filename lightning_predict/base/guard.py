@@ -210,7 +210,7 @@ def _is_asynchronous(error: BaseException, trace: TracebackType) -> bool:
     creates it from a class, without arguments.
     """
     operation = opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]]
-    if operation in ("RESUME", "JUMP_BACKWARD"):
+    if operation == "RESUME" or "JUMP_BACKWARD" in operation:
         return not isinstance(error, RecursionError)
     return operation.startswith("CALL") and not error.args and not isinstance(error, _WITHOUT_ARGUMENTS)
 
