@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.cli import main
 from lightning_predict.cost.priced_gpus import layouts_to_predict
 from tests.processes import run
 
@@ -24,6 +25,23 @@ def code_blocks() -> list[str]:
 def test_code_runs(block: str, tmp_path: Path) -> None:
     done = run(block, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def commands() -> list[str]:
+    """The commands of the README, without the model that needs libraries of its own."""
+    found = re.findall(r"^lightning-predict [^#\n]*", README.read_text(), re.MULTILINE)
+    assert len(found) == 13
+    return [command.strip() for command in found]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_runs_in_an_empty_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path / "history.jsonl"))
+    assert main(command.split()[1:]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
 
 
 def test_readme_shows_the_output_of_the_example(tmp_path: Path, overwrites: bool) -> None:

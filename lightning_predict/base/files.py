@@ -21,6 +21,7 @@ from typing import Final, Literal, TypeVar
 import platformdirs
 
 from lightning_predict.base import __version__
+from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
@@ -49,6 +50,29 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder in which this release caches."""
     root = cache_dir or os.environ.get(CACHE_VARIABLE) or user_folder("cache")
     return Path(root).expanduser() / __version__
+
+
+_EXAMPLES: Final = tuple(Path(__file__).parents[levels] / "examples" for levels in (1, 2))
+"""Folders of the examples: in the installed package, and in a clone."""
+
+_ENDINGS: Final = (".json.gz", ".yaml", ".csv")
+"""Suffixes of examples, which their names leave out."""
+
+
+def named_file(path: str | Path) -> Path:
+    """Return a path, or the file of an example: `example:gpt2`.
+
+    Raises:
+        InvalidArgumentError: There is no such example.
+    """
+    prefix, _, name = str(path).partition(":")
+    if prefix != "example":
+        return Path(path)
+    files = {file.name: file for folder in _EXAMPLES for end in _ENDINGS for file in folder.glob(f"*{end}")}
+    known = {file.removesuffix(end): files[file] for file in files for end in _ENDINGS if file.endswith(end)}
+    if name not in known:
+        raise InvalidArgumentError(f"{path} is no example; expected example: and one of {', '.join(sorted(known))}.")
+    return known[name]
 
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"

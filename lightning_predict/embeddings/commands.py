@@ -16,6 +16,7 @@ from typing import Literal, final
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.base.files import named_file
 from lightning_predict.base.units import gibibytes_to_bytes
 from lightning_predict.cost.prediction import on_offered_network
 from lightning_predict.embeddings.placement import TablePlacement, place_tables
@@ -69,7 +70,7 @@ def shard(
     layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # with networks of the priced machines
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
-    step = Trace.load(str(trace))
+    step = Trace.load(named_file(trace))
     if told.skew is not None:
         step = with_skew(step, skew_of(told.skew, step))
     traced = tables_of_trace(step)

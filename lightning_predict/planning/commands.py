@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lightning_predict.base.answers import TEXT_WIDTH, CommandAnswer, aligned, json_value
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.files import named_file
 from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, read_plan, write_plan
 from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
@@ -49,7 +50,7 @@ def plan(
     notes: list[str] = []
 
     def planned(console: Console) -> Plan:
-        problem, since = read_problem(jobs), None
+        problem, since = read_problem(named_file(jobs)), None
         if state is not None:
             is_folder = state.is_dir()
             since = read_progress_of(state, problem, now=time.time()) if is_folder else read_situation(state, problem)
@@ -108,7 +109,7 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Comma
     """Simulate a plan once per factor, which applies to all jobs, and return the outcomes."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
-    problem, segments = read_problem(jobs), read_plan(plan_file)
+    problem, segments = read_problem(named_file(jobs)), read_plan(plan_file)
     replanned = dict.fromkeys(evenly(segments, again), cheapest_plan)
     try:
         factors = likely_factors() if off is None else [float(word) for word in off.split(",")]

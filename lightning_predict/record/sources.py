@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
-from lightning_predict.base.files import cache_folder
+from lightning_predict.base.files import cache_folder, named_file
 from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 from lightning_predict.record.imports import load_step
 from lightning_predict.record.named_models.names import shipped
@@ -37,10 +37,7 @@ _LIBRARIES: Final = ("torch", "transformers", "timm", "torchvision", "diffusers"
 _KEPT: Final = 64
 """Number of recorded steps in the cache; the oldest are deleted."""
 
-_PACKAGE: Final = Path(__file__).parents[1]
-
-_EXAMPLES: Final = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
-"""Folders of the recorded examples: in the installed package, and in a clone."""
+_CODE: Final = Path(__file__).parent
 
 
 @final
@@ -100,15 +97,7 @@ def step_of_source(
 
 def _recorded_file(source: str) -> Path | None:
     """Return the recorded file of a source; None for a model by name."""
-    prefix, _, name = source.partition(":")
-    if prefix == "example":
-        files = [folder / f"{name}.json.gz" for folder in _EXAMPLES]
-        found = next((file for file in files if file.is_file()), None)
-        if found is None:
-            names = sorted({file.name.removesuffix(".json.gz") for one in _EXAMPLES for file in one.glob("*.json.gz")})
-            raise InvalidArgumentError(f"{source} is no example; expected example: and one of {', '.join(names)}.")
-        return found
-    path = Path(source)
+    path = named_file(source)
     if path.is_dir() or path.name == "config.json":
         return None
     return path if path.is_file() or path.suffix in _ENDINGS else None
@@ -147,9 +136,7 @@ def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
             shipped(library, name)
         except InvalidArgumentError:  # the library may have a configuration of its own
             return None
-    code = sorted(
-        (one.name, one.stat().st_mtime_ns) for one in (_PACKAGE / "record").rglob("*") if one.suffix != ".pyc"
-    )
+    code = sorted((one.name, one.stat().st_mtime_ns) for one in _CODE.rglob("*") if one.suffix != ".pyc")
     facts = [str(path.resolve()) if content else source, content, sorted(given.items()), _releases(), code]
     key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
     return cache_folder() / "steps" / f"{key[:32]}.json.gz"

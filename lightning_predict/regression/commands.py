@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.files import history_path
+from lightning_predict.base.files import history_path, named_file
 from lightning_predict.base.units import gigaflops_to_flops
 from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.record.recorded_on import gpu_in_use
@@ -89,7 +89,7 @@ def regress(
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
-    source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
+    source = history_path() if str(runs) == HISTORY and not runs.exists() else named_file(runs)
     table = read_runs(source, columns=_pairs("columns", columns), values=_pairs("values", values))
     chosen = of_one_model(table.runs, model)
     regression = fit_regression(
