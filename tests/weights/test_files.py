@@ -14,7 +14,8 @@ import pytest
 import safetensors.numpy
 
 from lightning_predict.base.errors import WeightsFormatError, WeightsHashError
-from lightning_predict.weights.files import MAX_BYTES, METADATA_KEY, read_weights, sha256, write_weights
+from lightning_predict.weights.files import MAX_BYTES, METADATA_KEY, as_stored, read_weights, sha256, write_weights
+from lightning_predict.weights.store import BUNDLED
 from tests.weights.example import weights
 
 
@@ -217,3 +218,17 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(OSError, match="not a regular file"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_shipped_weights_end_in_zero_bits_which_the_wheel_packs(path: Path) -> None:
+    for name, tensor in safetensors.numpy.load_file(path).items():
+        if tensor.dtype == np.float16:
+            assert not (tensor.view(np.uint16) & 0b111).any(), name
+            np.testing.assert_array_equal(as_stored(tensor), tensor)
+
+
+def test_stored_weights_are_rounded_to_the_nearest() -> None:
+    # Seven bits of the mantissa stay: steps of 1/128 between 1 and 2.
+    values = np.array([1.0, 1 + 1 / 512, 1 + 1 / 256, 1 + 3 / 256, -1 - 1 / 200], dtype=np.float32)
+    assert as_stored(values).tolist() == [1.0, 1.0, 1.0, 1 + 2 / 128, -1 - 1 / 128]

@@ -29,6 +29,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
 from lightning_predict.kernels.operations import Array, NetworkSpec
 from lightning_predict.own_weights.training.tables import Group
+from lightning_predict.weights.files import as_stored
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
 SLACK: Final = 0.02
@@ -291,7 +292,7 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         high=high,
         lowest_utilisation=scaled.lowest_utilisation,
         # Layers are rounded as in the file, so that the intervals match the stored weights.
-        layers=tuple(Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias) for layer in layers),
+        layers=tuple(Layer(as_stored(layer.weight).astype(np.float32), layer.bias) for layer in layers),
         interval=scaled.interval,
     )
 
