@@ -71,14 +71,14 @@ class BatchSizes:
         trace, samples = self._trace, self._samples
         sized = [one if place is None else _sized(one, place, samples, count) for one, place in self._tensors]
         operations = [
-            one
-            if isinstance(one, Operation)
+            operation
+            if isinstance(operation, Operation)
             else replace(
-                one[0],
-                inputs=tuple([sized[number] for number in one[1]]),
-                outputs=tuple([sized[number] for number in one[2]]),
+                operation[0],
+                inputs=tuple([sized[number] for number in operation[1]]),
+                outputs=tuple([sized[number] for number in operation[2]]),
             )
-            for one in self._operations
+            for operation in self._operations
         ]
         return replace(
             trace,
@@ -222,8 +222,8 @@ class _Places:
         while whole < length and parts[-1] + 1 < len(shape):
             parts.append(parts[-1] + 1)
             whole *= shape[parts[-1]]
-        exact = (one for one in parts if shape[one] == self._samples)
-        multiple = (one for one in parts if shape[one] % self._samples == 0)
+        exact = (part for part in parts if shape[part] == self._samples)
+        multiple = (part for part in parts if shape[part] % self._samples == 0)
         return next(exact, next(multiple, at))
 
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:

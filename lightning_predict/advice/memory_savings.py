@@ -66,7 +66,7 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
         gpu=gpu.name,
         need=need,
         breakdown=breakdown,
-        savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
+        savings=tuple(sorted(savings, key=lambda saving: -saving.bytes)),
         largest=_largest(scaled, layout),
         ways=None if need.memory_fit == "fits" or scaled is None else ways_to_fit(trace, gpu),
     )

@@ -155,7 +155,7 @@ class _Shardings:
 
     @property
     def fastest(self) -> ShardingPlan:
-        return min((plan for one in self.placements.values() for plan in one.plans), key=self.seconds)
+        return min((plan for placement in self.placements.values() for plan in placement.plans), key=self.seconds)
 
     def as_dict(self) -> dict[str, object]:
         layouts = {

@@ -293,8 +293,14 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
         "layout": plan.layout,
         "optimizer": optimizer,
         "tables": [
-            {"name": one.table.name, "rows": one.table.rows, "dim": one.table.dim, "kind": one.kind, "gpu": one.gpu}
-            for one in plan.assignments
+            {
+                "name": assignment.table.name,
+                "rows": assignment.table.rows,
+                "dim": assignment.table.dim,
+                "kind": assignment.kind,
+                "gpu": assignment.gpu,
+            }
+            for assignment in plan.assignments
         ],
     }
 

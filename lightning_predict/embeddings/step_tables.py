@@ -44,18 +44,18 @@ class StepTables:
         self.shapes = frozenset((table.rows, table.dim) for table in self.traced.tables)
         names = {f"{table.name}.weight": table for table in self.traced.tables}
         own = [
-            one
-            for one in trace.parameters
-            if one.shape in self.shapes and (one.name in names or not self._is_named(one.name))
+            parameter
+            for parameter in trace.parameters
+            if parameter.shape in self.shapes and (parameter.name in names or not self._is_named(parameter.name))
         ]
         self.parameters = tuple(own)
-        self.dense_parameters = tuple(one for one in trace.parameters if one not in own)
+        self.dense_parameters = tuple(parameter for parameter in trace.parameters if parameter not in own)
         self._modules = {one.name.rpartition(".")[0] for one in own}
 
     def _is_named(self, name: str) -> bool:
         """Return whether the module of a parameter computes more than lookups."""
         module = name.rpartition(".")[0]
-        return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
+        return any(operation.module == module and not is_look_up(operation) for operation in self._trace.operations)
 
     @property
     def parameter_bytes(self) -> float:
@@ -82,7 +82,7 @@ class StepTables:
 
     @cached_property
     def _gradients(self) -> frozenset[int]:
-        made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
+        made = (operation for operation in self._trace.operations if operation.name in TABLE_BACKWARDS)
         return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
 
     def dense_share(self, operation: Operation) -> float:

@@ -229,7 +229,9 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
     Raises:
         InvalidArgumentError: An exponent is out of range, or a table name is unknown.
     """
-    modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
+    modules = {
+        operation.module for operation in trace.operations if is_look_up(operation) and operation.module is not None
+    }
     named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
     unknown = sorted(set(named) - modules)
     if unknown:
@@ -242,10 +244,10 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
     return replace(
         trace,
         operations=tuple(
-            replace(one, arguments={**one.arguments, ZIPF: named[one.module]})
-            if one.module in named and (one.name in LOOK_UP_CALLS or one.name in BACKWARDS)
-            else one
-            for one in trace.operations
+            replace(operation, arguments={**operation.arguments, ZIPF: named[operation.module]})
+            if operation.module in named and (operation.name in LOOK_UP_CALLS or operation.name in BACKWARDS)
+            else operation
+            for operation in trace.operations
         ),
     )
 

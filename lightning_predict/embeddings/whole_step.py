@@ -218,7 +218,9 @@ class ShardedEmbeddings:
             layout: The GPUs, at least two.
         """
         plan = self._plans(trace, layout)[0].plan
-        always = dense_bytes + sum(one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
+        always = dense_bytes + sum(
+            exchange.message_bytes for exchange in plan.exchanges if exchange.carries in _BUFFERED
+        )
         return always + max(plan.memory_bytes), always + min(plan.memory_bytes)
 
 
@@ -252,14 +254,14 @@ class WholeStep:
         rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
         placed = (
             complete_event(
-                one.name,
+                event.name,
                 0,
-                int(one.is_transfer),
-                one.start_seconds,
-                one.seconds,
-                {"on the critical path": one.is_critical},
+                int(event.is_transfer),
+                event.start_seconds,
+                event.seconds,
+                {"on the critical path": event.is_critical},
             )
-            for one in self.events
+            for event in self.events
         )
         return chrome_document([*rows, *placed])
 

@@ -254,7 +254,9 @@ def _found(
 
 def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
     """Return the fastest sharding of a step's embedding bags; empty without bags, or if nothing fits."""
-    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
+    if layout.count == 1 or not any(
+        is_look_up(operation) and "embedding_bag" in operation.name for operation in step.trace.operations
+    ):
         return ()
     strategy = Strategy(embedding=AUTO)
     try:

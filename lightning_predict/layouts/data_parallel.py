@@ -120,7 +120,9 @@ def _bucketed(
     exchanged = [
         bucket
         for is_expert in (False, True)
-        for bucket in buckets([one for one in gradients if (apart and one.is_expert) == is_expert], cap_bytes=cap_bytes)
+        for bucket in buckets(
+            [gradient for gradient in gradients if (apart and gradient.is_expert) == is_expert], cap_bytes=cap_bytes
+        )
     ]
     exchanged.sort(key=lambda bucket: bucket.ready_after)
     update = _update(work)
@@ -128,7 +130,7 @@ def _bucketed(
     *before, last = durations
     last = _shared_update(last, splitter.busy(update), trace, links_of[False], strategy)
     operation = "reduce_scatter" if strategy.split.state else "all_reduce"
-    trained = [one for one in trace.parameters if one.requires_grad]
+    trained = [parameter for parameter in trace.parameters if parameter.requires_grad]
     share = _share_in(strategy.reduce_dtype or strategy.param_dtype, trained)
     seconds = [
         links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]
@@ -156,12 +158,18 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
     """Return the time after the backward pass, if the optimizer step is sharded or runs on the CPU."""
     if not strategy.split.state or not busy.any():
         return last
-    sizes = [(parameter_bytes(one), is_of_expert(one)) for one in trace.parameters if one.requires_grad]
+    sizes = [
+        (parameter_bytes(parameter), is_of_expert(parameter))
+        for parameter in trace.parameters
+        if parameter.requires_grad
+    ]
     trained, experts = sum(size for size, _ in sizes), sum(size for size, is_expert in sizes if is_expert)
     share = strategy.sharded_share(_sharing(links, strategy), experts / trained if trained else 0.0)
     if strategy.offload == "none":
         # Muon's matrices are dealt out whole, so each host launches only the work of its own
-        multiplies = any(one.phase == "optimizer" and one.name.startswith(_PRODUCTS) for one in trace.operations)
+        multiplies = any(
+            operation.phase == "optimizer" and operation.name.startswith(_PRODUCTS) for operation in trace.operations
+        )
         shared: Ends = last * share if multiplies else last - busy * (1 - share)
         return shared
     return (
@@ -186,7 +194,7 @@ def _sharing(links: Links, strategy: Strategy) -> int:
 def _share_in(dtype: str | None, parameters: Sequence[Parameter]) -> float:
     """Return the bytes of parameters or gradients in a dtype, relative to the stored bytes."""
     own = sum(map(parameter_bytes, parameters))
-    return sum(parameter_bytes(one, dtype) for one in parameters) / own if own else 1.0
+    return sum(parameter_bytes(parameter, dtype) for parameter in parameters) / own if own else 1.0
 
 
 def _sharded(
@@ -209,7 +217,7 @@ def _sharded(
     units = unit_bytes(trace.parameters)
     stops = list(unit_segments(work, units))
     group = _sharding_links(links, strategy)
-    trained = [one for one in trace.parameters if one.requires_grad]
+    trained = [parameter for parameter in trace.parameters if parameter.requires_grad]
     gathered = _share_in(strategy.param_dtype, trace.parameters)
     reduced = _share_in(strategy.reduce_dtype or strategy.param_dtype, trained)
     sizes = unit_bytes(trained)
@@ -264,7 +272,7 @@ def _of_units(
     found = {unit: np.zeros(3) for unit in units}
     apart = links_of[True] is not links_of[False]
     for is_expert, links in links_of.items():
-        sizes = unit_bytes([one for one in parameters if (apart and is_of_expert(one)) == is_expert])
+        sizes = unit_bytes([parameter for parameter in parameters if (apart and is_of_expert(parameter)) == is_expert])
         times = links.collective(operation, [size * share for size in sizes.values()])
         for unit, seconds in zip(sizes, times, strict=True):
             found[unit] = found[unit] + seconds

@@ -423,9 +423,9 @@ class StageTimes:
         seconds = (schedule_length - together - len(before)) * self.seconds
         micro_batches = [*before, last]
         return OverlappedStep(
-            seconds + sum(one.seconds for one in micro_batches),
-            sum((one.communication_seconds for one in micro_batches), np.zeros(3)),
-            sum((one.exposed_seconds for one in micro_batches), np.zeros(3)),
+            seconds + sum(micro_batch.seconds for micro_batch in micro_batches),
+            sum((micro_batch.communication_seconds for micro_batch in micro_batches), np.zeros(3)),
+            sum((micro_batch.exposed_seconds for micro_batch in micro_batches), np.zeros(3)),
         )
 
 

@@ -541,7 +541,7 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
         factor /= spec.context
     if spec.capacity > 1 and experts_module(operation.module) is not None:
         factor *= spec.capacity
-    if spec.fp8 == "rowwise" and block is not None and any(_is_matmul(one, operation) for one in item.shapes):
+    if spec.fp8 == "rowwise" and block is not None and any(_is_matmul(shape, operation) for shape in item.shapes):
         factor *= ROWWISE_TIME
     return factor
 
@@ -712,7 +712,7 @@ def _is_gradient(
     """Return whether a linear or grouped matmul computes a weight gradient, which has the shape of the weight."""
     if shape.operation == "linear":
         return is_weight_gradient(shape, operation.phase, model, block)
-    return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
+    return operation.phase == "backward" and any(output.shape in model.parameters for output in operation.outputs)
 
 
 def is_weight_gradient(shape: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:

@@ -189,7 +189,7 @@ class RankMemory:
     def _whole(self) -> RankStep:
         """The recorded step."""
         trace = self._trace
-        operations = [(one.phase, one.module) for one in trace.operations]
+        operations = [(operation.phase, operation.module) for operation in trace.operations]
         return RankStep(trace.parameters, blocks_of(trace), operations, is_added_up=False)
 
     def rank(self, layout: Layout, strategy: Strategy, stage: int = 0, load: float = 1.0) -> Rank:
@@ -208,7 +208,9 @@ class RankMemory:
         of_state, of_gradients = (share if one else 1.0 for one in (split.state, split.gradients))
         segments = _segments(parameters, step.operations) if split.gradients else []
         causes = defaultdict[str, list[Storage]](list)
-        end = max((one.allocated_at for one in whole.storages if one.cause in ("gradient", "backward")), default=0)
+        end = max(
+            (storage.allocated_at for storage in whole.storages if storage.cause in ("gradient", "backward")), default=0
+        )
         for one in whole.storages:
             is_copy = one.cause == "activation" and one.freed_at is None and one.allocated_at > end
             causes["copied gradient" if is_copy else one.cause].append(one)
@@ -222,7 +224,9 @@ class RankMemory:
         if split.gradients:
             gradients = _sharded_gradients(gradients, segments, share)
         if step.is_added_up or is_replaced:
-            gradients = [_passing(one) for one in gradients if one.cause != "gradient" or not split.gradients]
+            gradients = [
+                _passing(gradient) for gradient in gradients if gradient.cause != "gradient" or not split.gradients
+            ]
         # A script's own master copies have gradients of their own, for which each rank has its part of the buffers.
         of_update = [*causes["update"], *(() if is_replaced else causes["copied gradient"])]
         memory, is_offloaded = self._trace.memory, strategy.offload == "optimizer"
@@ -239,7 +243,7 @@ class RankMemory:
         blocks = replace(
             whole,
             lasting=(
-                *(_part(parameter_bytes(one), share if split.parameters else 1.0) for one in parameters),
+                *(_part(parameter_bytes(parameter), share if split.parameters else 1.0) for parameter in parameters),
                 *(math.ceil(size) for size in others if size > 0),
                 *(_buckets(parameters, strategy) if _has_buckets(layout, strategy) else ()),
             ),
@@ -301,7 +305,7 @@ def _reserved_bytes(memory: StepMemory) -> int:
 
 
 def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:
-    return tuple(sorted(storages, key=lambda one: one.allocated_at))
+    return tuple(sorted(storages, key=lambda storage: storage.allocated_at))
 
 
 def _part(size: int, share: float) -> int:
@@ -321,13 +325,13 @@ class _Sizes:
     @staticmethod
     def of(parameters: Iterable[Parameter]) -> _Sizes:
         held = trained = experts = elements = 0
-        for one in parameters:
-            count = math.prod(one.shape)
-            size = count * DTYPE_BYTES.get(one.dtype, 4)
+        for parameter in parameters:
+            count = math.prod(parameter.shape)
+            size = count * DTYPE_BYTES.get(parameter.dtype, 4)
             held += size
-            if one.requires_grad:
+            if parameter.requires_grad:
                 trained, elements = trained + size, elements + count
-                experts += size if is_of_expert(one) else 0
+                experts += size if is_of_expert(parameter) else 0
         return _Sizes(held, trained, experts, elements)
 
     def share(self, layout: Layout, strategy: Strategy) -> float:
@@ -395,14 +399,16 @@ def _sums(
     """
     is_whole = _adds_whole(strategy)
     if strategy.reduce_dtype is not None and is_whole:
-        return [parameter_bytes(one, strategy.reduce_dtype) for one in parameters if one.requires_grad]
-    return [_part(one.size_bytes, 1.0 if is_whole else share) for one in gradients]
+        return [
+            parameter_bytes(parameter, strategy.reduce_dtype) for parameter in parameters if parameter.requires_grad
+        ]
+    return [_part(gradient.size_bytes, 1.0 if is_whole else share) for gradient in gradients]
 
 
 def _sharded_gradients(gradients: Sequence[Storage], segments: Sequence[_Segment], share: float) -> list[Storage]:
     """Return whole gradients, which are freed after the next unit, and the rank's shards."""
     found = []
-    backward = [one for one in segments if one.phase == "backward"]
+    backward = [segment for segment in segments if segment.phase == "backward"]
     ends = [one.last for one in backward]
     for one in gradients:
         if not backward:

@@ -111,7 +111,7 @@ class Blocks:
     @cached_property
     def lasting_bytes(self) -> int:
         """Memory that is allocated throughout a step, with the gradients that exist at the same time."""
-        written = live_bytes([one for one in self.storages if one.cause == "gradient"], self.count)
+        written = live_bytes([storage for storage in self.storages if storage.cause == "gradient"], self.count)
         return sum(map(sum, (self.lasting, self.kept, self.state, self.batch))) + max(written, default=0)
 
     @cached_property
@@ -143,24 +143,26 @@ def blocks_of(trace: Trace) -> Blocks:
     trained = [size for size, parameter in zip(sizes, trace.parameters, strict=True) if parameter.requires_grad]
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
-    at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
+    at_once = trace.flags.foreach is not None or any(
+        operation.name.startswith(MULTI_TENSOR) for operation in operations
+    )
     update_at, passing = _largest_update(trace, storages)
     update = () if at_once else copies_of(passing, trained)
-    kept = [one.size_bytes for one in storages if one.cause == "gradient"]
+    kept = [storage.size_bytes for storage in storages if storage.cause == "gradient"]
     unseen = _unseen_gradient_bytes(trace, storages)
     if frees_gradients(trace):
         kept = []
     else:  # gradients persist: they are set to zero and accumulated into
         storages = tuple(map(_added_up, storages))
     if trace.flags.foreach is None and updates_one_by_one(trace):
-        storages = tuple(one for one in storages if one.cause != "update")
+        storages = tuple(storage for storage in storages if storage.cause != "update")
         update = (max(trained, default=0),) if passing else ()
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace), memory.resident_bytes or 0) if size > 0)),
         kept=tuple(kept),
         state=copies_of(memory.optimizer_state_bytes or 0, trained),
         batch=batch,
-        storages=tuple(one for one in storages if at_once or one.cause != "update"),
+        storages=tuple(storage for storage in storages if at_once or storage.cause != "update"),
         update=update,
         unseen=unseen,
         count=len(operations),
@@ -177,7 +179,9 @@ def _largest_update(trace: Trace, storages: Sequence[Storage]) -> tuple[int, int
     By default, CUDA updates all parameters of an optimizer at once, through a copy of their gradients. A step has
     several updates if each layer has its own optimizer (which frees each gradient in the backward pass), or in a GAN.
     """
-    gradients = {one.tensor.id: one.size_bytes for one in storages if one.cause == "gradient" and one.tensor}
+    gradients = {
+        storage.tensor.id: storage.size_bytes for storage in storages if storage.cause == "gradient" and storage.tensor
+    }
     begins, read = list[int](), list[int]()
     is_open = False
     for index, operation in enumerate(trace.operations):
@@ -204,7 +208,7 @@ def _unseen_gradient_bytes(trace: Trace, storages: Sequence[Storage]) -> int:
     example gradients that are added to. Without, they are the gradients that the trace lacks.
     """
     known, is_observed = trace.memory.forward_gradient_bytes, trace.held is not None
-    written = [one for one in storages if one.cause == "gradient"]
+    written = [storage for storage in storages if storage.cause == "gradient"]
     if known is None or not is_observed:
         return max(gradient_bytes(trace) - sum(one.size_bytes for one in written), 0)
     return max(known - sum(one.size_bytes for one in written if one.freed_at is None), 0)
@@ -249,7 +253,7 @@ def copy_bytes(trace: Trace) -> int:
                     given += tensor.size_bytes if is_given and index > end else 0
     copies = given - (memory.optimizer_state_bytes or 0)
     # Copies have at least one byte per parameter. Smaller tensors are scalars and step counters.
-    return copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0
+    return copies if copies >= sum(math.prod(parameter.shape) for parameter in trace.parameters) else 0
 
 
 def copies_of(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -373,7 +377,7 @@ class MemoryMoment:
     def total_bytes(self) -> int:
         """Total size of all tensors."""
         always = self.persistent_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
-        return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
+        return always + self.gradient_bytes + self.update_bytes + sum(storage.size_bytes for storage in self.storages)
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
@@ -392,18 +396,18 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
 def live_bytes(storages: Iterable[Storage], count: int) -> list[int]:
     """Return the total size of the live storages during each of `count` operations."""
     changes = [0] * (count + 1)
-    for one in storages:
-        changes[one.allocated_at] += one.size_bytes
-        changes[count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
+    for storage in storages:
+        changes[storage.allocated_at] += storage.size_bytes
+        changes[count if storage.freed_at is None else storage.freed_at + 1] -= storage.size_bytes
     return list(accumulate(changes[:count]))
 
 
 def _levels(blocks: Blocks) -> list[int]:
     """Return the bytes of written storages during each operation, with those that the previous step left."""
     before = [
-        replace(one, allocated_at=0, freed_at=blocks.drops_gradients_at if is_gradient else one.allocated_at)
-        for one in blocks.storages
-        if (is_gradient := one.cause == "gradient") or one.freed_at is None
+        replace(storage, allocated_at=0, freed_at=blocks.drops_gradients_at if is_gradient else storage.allocated_at)
+        for storage in blocks.storages
+        if (is_gradient := storage.cause == "gradient") or storage.freed_at is None
     ]
     return live_bytes([*blocks.storages, *before], blocks.count)
 
@@ -419,10 +423,12 @@ def tensor_levels(blocks: Blocks) -> list[int]:
 
 def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
     living = [
-        one for one in blocks.storages if one.allocated_at <= index and (one.freed_at is None or index <= one.freed_at)
+        storage
+        for storage in blocks.storages
+        if storage.allocated_at <= index and (storage.freed_at is None or index <= storage.freed_at)
     ]
     old = index <= blocks.drops_gradients_at
-    written = [one for one in blocks.storages if one.cause == "gradient"]
+    written = [storage for storage in blocks.storages if storage.cause == "gradient"]
     return MemoryMoment(
         index=index,
         persistent_bytes=sum(blocks.lasting),
@@ -433,8 +439,8 @@ def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
         update_bytes=update_bytes,
         storages=tuple(one for one in living if one.cause != "gradient"),
         left_bytes=sum(
-            one.size_bytes
-            for one in blocks.storages
-            if one.freed_at is None and one.cause != "gradient" and index <= one.allocated_at
+            storage.size_bytes
+            for storage in blocks.storages
+            if storage.freed_at is None and storage.cause != "gradient" and index <= storage.allocated_at
         ),
     )

@@ -252,7 +252,7 @@ class _Recorded:
     def __init__(self, trace: Trace, model: SplitModel, storages: Sequence[Storage]) -> None:
         self._trace, self._model, self._storages = trace, model, storages
         self._operations = trace.operations
-        phases = [one.phase for one in trace.operations]
+        phases = [operation.phase for operation in trace.operations]
         self._ends = max((at for at, phase in enumerate(phases) if phase in ("forward", "backward")), default=-1)
         backward = phases.index("backward") if "backward" in phases else len(phases)
         is_first = trace.batches == 1 or "forward" not in phases[backward:]
@@ -323,25 +323,31 @@ class _Recorded:
         leaving = self._leaving_blocks() if keeps_others else frozenset()
         kinds = _KindFinder(self._trace, self._model, self._storages)
         starts = {self._position(self._operations[index]): place for index, place in reversed(again.items())}
-        for one in self._storages:
-            since = places[one.allocated_at]
+        for storage in self._storages:
+            since = places[storage.allocated_at]
             if since is None:
                 continue
-            until = None if one.freed_at is None else places[one.freed_at] or (since[0], -1)
-            number = None if one.tensor is None else one.tensor.id
-            read = one.allocated_at if number is None else self._last_reads.get(number, one.allocated_at)
-            life = _Life(one.size_bytes, one.cause, one.module, kinds(one), since, until)
-            block = self._position(self._operations[one.allocated_at])
+            until = None if storage.freed_at is None else places[storage.freed_at] or (since[0], -1)
+            number = None if storage.tensor is None else storage.tensor.id
+            read = storage.allocated_at if number is None else self._last_reads.get(number, storage.allocated_at)
+            life = _Life(storage.size_bytes, storage.cause, storage.module, kinds(storage), since, until)
+            block = self._position(self._operations[storage.allocated_at])
             if until is not None and since[0] is not None and not since[0][0] and again:
                 is_inside = self._position(self._operations[read]) == block
-                if one.allocated_at in again and is_inside and not _is_read_before(again[one.allocated_at], until):
-                    yield from _dropped(life, read=places[read], again=again, at=one.allocated_at, freed=one.freed_at)
+                if (
+                    storage.allocated_at in again
+                    and is_inside
+                    and not _is_read_before(again[storage.allocated_at], until)
+                ):
+                    yield from _dropped(
+                        life, read=places[read], again=again, at=storage.allocated_at, freed=storage.freed_at
+                    )
                     continue
                 reader = self._position(self._operations[read])
                 if (
-                    one.allocated_at in again
+                    storage.allocated_at in again
                     and reader in starts
-                    and number not in self._first_outputs(one.allocated_at)
+                    and number not in self._first_outputs(storage.allocated_at)
                 ):
                     # A fused operation that crosses the end of a block: the next block writes this output again.
                     yield replace(life, until=places[read] or until)
@@ -361,7 +367,7 @@ class _Recorded:
     def _leaving_blocks(self) -> frozenset[int | None]:
         """Return the ids of the storages that the last operation of each block reads; compiled code drops these."""
         operations = self._operations
-        if not self._trace.compiled and not any(one.name == COMPILED_CALL for one in operations):
+        if not self._trace.compiled and not any(operation.name == COMPILED_CALL for operation in operations):
             return frozenset()
         last = {
             position: operation
@@ -422,11 +428,11 @@ class _KindFinder:
             if operation.phase == "forward" and operation.name in MATMUL_NAMES
             for tensor in operation.inputs
         }
-        words = [one for one in storages if self._is_of_vocabulary(one)]
-        self._logits = max((one.tensor.elements for one in words if one.tensor is not None), default=0)
+        words = [storage for storage in storages if self._is_of_vocabulary(storage)]
+        self._logits = max((word.tensor.elements for word in words if word.tensor is not None), default=0)
         # A fused loss keeps probabilities, and turns these into the gradient in place.
         self._loss = {
-            cause: max((one for one in words if one.cause == cause), key=_freed, default=None)
+            cause: max((word for word in words if word.cause == cause), key=_freed, default=None)
             for cause in ("activation", "backward")
         }
 

@@ -90,10 +90,12 @@ def storages_and_batch(trace: Trace) -> tuple[tuple[Storage, ...], tuple[int, ..
 
 def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
     held = None if trace.held is None else frozenset(trace.held)
-    trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
+    trained = frozenset(
+        (math.prod(parameter.shape), parameter.dtype) for parameter in trace.parameters if parameter.requires_grad
+    )
     end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=0)
     again = computed_again(trace.operations)
-    kinds = [(one.shape, one.dtype) for one in trace.parameters]
+    kinds = [(parameter.shape, parameter.dtype) for parameter in trace.parameters]
     unmade = {} if held is None else storages_without_maker(trace.operations, kinds)
     written = [
         _storage(life, held, trained, end)
@@ -124,7 +126,9 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
     for operation in operations:
         read = {tensor.id for tensor in operation.inputs}
         if operation.phase == "forward" and (operation.name == FUSED or operation.name in _ACTIVATION_FUNCTIONS):
-            written |= {one.id: operation for one in operation.outputs if one.id is not None and one.id not in read}
+            written |= {
+                output.id: operation for output in operation.outputs if output.id is not None and output.id not in read
+            }
         if operation.phase == "backward":
             kept |= read
         if operation.name not in _POINTWISE:

@@ -209,8 +209,15 @@ def _options(problem: PlanningProblem, index: int, configurations: list[Configur
     seconds, late = expected_seconds(job, problem, begin), late_factors(job, problem, begin)
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     options = []
-    for one in configurations:
-        machine = problem.machines[machines[one.machine]]
-        gpus = round(machine_share(machine, one, problem.formulation) * machine.num_gpus)
-        options.append(Option(machines[one.machine], gpus, seconds[one], seconds[one] * late[one]))
+    for configuration in configurations:
+        machine = problem.machines[machines[configuration.machine]]
+        gpus = round(machine_share(machine, configuration, problem.formulation) * machine.num_gpus)
+        options.append(
+            Option(
+                machines[configuration.machine],
+                gpus,
+                seconds[configuration],
+                seconds[configuration] * late[configuration],
+            )
+        )
     return options

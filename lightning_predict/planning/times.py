@@ -139,13 +139,17 @@ def times_of_runs(
                 **alike,
             )
         )
-        untold = {one.variable for one in found.extrapolations if one.lowest == one.highest}
+        untold = {
+            extrapolation.variable
+            for extrapolation in found.extrapolations
+            if extrapolation.lowest == extrapolation.highest
+        }
         if found.time is None or untold & {"flops_per_second", "bytes_per_second", "num_gpus"}:
             continue
         times[configuration] = found.time
         beyond |= dict.fromkeys(f"{layout.name}: {one.note}" for one in found.extrapolations)
     notes = [f"Outside its past runs, where the regression may be wrong: {'; '.join(beyond)}."] if beyond else []
-    if any(layouts[one].nodes > 1 for one in times):
+    if any(layouts[time].nodes > 1 for time in times):
         notes.append("Past runs do not say how many machines they were on: several are taken as one.")
     replicas = {one: float(layout.count) for one, layout in layouts.items()}
     said = _batch_notes(batch_size, iterations, replicas, times, keep_batch=keep_batch)
@@ -188,7 +192,7 @@ def _batch_notes(
     keep_batch: bool,
 ) -> tuple[str, ...]:
     """Return notes about the samples per step on several GPUs."""
-    most = max((replicas[one] for one in times), default=1.0)
+    most = max((replicas[time] for time in times), default=1.0)
     if keep_batch:
         gone = [f"{one.num_gpus} GPUs of {one.machine}" for one in sorted(replicas) if one not in times]
         why = f"their number does not divide {samples} samples, or the step does not fit"

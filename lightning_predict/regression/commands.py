@@ -231,7 +231,8 @@ def _data(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
         "mean_error": regression.mean_error,
         "left_out_error": regression.cross_validation_error,
         "predictions": [
-            json_value(one) | {"notes": [outside.note for outside in one.extrapolations]} for one in estimates
+            json_value(estimate) | {"notes": [outside.note for outside in estimate.extrapolations]}
+            for estimate in estimates
         ],
         "notes": [*table.notes, *regression.notes],
     }

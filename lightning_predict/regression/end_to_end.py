@@ -275,7 +275,7 @@ def _spread_beyond(outside: Extrapolation) -> float:
 
 def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, Array]:
     """Return the value of each variable in each setting, as arrays of shape (settings,)."""
-    return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
+    return {name: np.array([setting.value(name) for setting in settings], dtype=np.float64) for name in variables}
 
 
 MIN_RUNS: Final = 3

@@ -121,7 +121,7 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
     """
     found = []
     for place, item, layer in _calls(trace):
-        times = [time for one in item.operations for time in recorded_times(trace, trace.operations[one])]
+        times = [time for operation in item.operations for time in recorded_times(trace, trace.operations[operation])]
         if seconds is not None or times:
             found.append(replace(layer, seconds=math.fsum(times) if seconds is None else seconds[place]))
     if not found:
@@ -154,7 +154,7 @@ def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
 
 
 def _line(layers: list[TimedLayer], common: Array) -> Line:
-    found, features, seconds = _coefficients(layers), _features(layers), np.array([one.seconds for one in layers])
+    found, features, seconds = _coefficients(layers), _features(layers), np.array([layer.seconds for layer in layers])
     if not found[1:].any():
         rest = float(seconds.mean() - features.mean(axis=0)[1:] @ common[1:])
         work = features[:, 2 if layers[0].flops else 1]
@@ -163,11 +163,11 @@ def _line(layers: list[TimedLayer], common: Array) -> Line:
         elif work.any():  # the mean time per FLOP or byte
             found = np.zeros(3)
             found[2 if layers[0].flops else 1] = seconds @ work / (work @ work)
-    return Line(float(found[0]), float(found[1]), float(found[2]), len(layers), max(one.work for one in layers))
+    return Line(float(found[0]), float(found[1]), float(found[2]), len(layers), max(layer.work for layer in layers))
 
 
 def _features(layers: Sequence[TimedLayer]) -> Array:
-    return np.array([[1.0, one.moved_bytes, one.flops] for one in layers])
+    return np.array([[1.0, layer.moved_bytes, layer.flops] for layer in layers])
 
 
 def _coefficients(layers: Sequence[TimedLayer]) -> Array:
@@ -176,7 +176,7 @@ def _coefficients(layers: Sequence[TimedLayer]) -> Array:
     if not len(features):
         return found
     scales = np.where(features.max(axis=0) > 0, features.max(axis=0), 1.0)
-    design, seconds = features / scales, np.array([one.seconds for one in layers])
+    design, seconds = features / scales, np.array([layer.seconds for layer in layers])
     varying = [0, *(place for place in (1, 2) if np.ptp(design[:, place]) > 0)]
     least = np.inf
     for chosen in (list(one) for count in (1, 2, 3) for one in combinations(varying, count)):
@@ -194,11 +194,14 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
         if item.shapes and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
             # A bias, or the missing input gradient of a first layer, does not make a separate kind.
-            products = [one for one in item.shapes if operation_spec(one.operation).units == "tensor"]
+            products = [shape for shape in item.shapes if operation_spec(shape.operation).units == "tensor"]
             names = {one.operation.partition("_backward")[0] for one in products or item.shapes}
-            dtypes = {"float32" if trace.device == "cpu" and one.dtype == "tf32" else one.dtype for one in products}
+            dtypes = {
+                "float32" if trace.device == "cpu" and product.dtype == "tf32" else product.dtype
+                for product in products
+            }
             kind = f"{'+'.join(sorted(names))} ({', '.join([*sorted(dtypes), phase])})"
             batches = [batch_shapes([one]) for one in products or item.shapes]
-            moved = math.fsum(float(one.bytes_moved[0]) for one in batches)
-            flops = math.fsum(float(one.flops[0]) for one in batches) if products else 0.0
+            moved = math.fsum(float(batch.bytes_moved[0]) for batch in batches)
+            flops = math.fsum(float(batch.flops[0]) for batch in batches) if products else 0.0
             yield place, item, TimedLayer(kind, moved, 0.0, flops)

@@ -380,7 +380,7 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
     Raises:
         MeasurementTableError: No record remains.
     """
-    known = [one for one in records if one.samples is not None and one.model is not None]
+    known = [record for record in records if record.samples is not None and record.model is not None]
     if not known:
         raise MeasurementTableError(f"{source} holds no run with its model and batch size.")
     gone = len(records) - len(known)

@@ -65,7 +65,7 @@ def _of_state(file: Path) -> dict[str, str]:
     """Read the time and the steps of a run from the last entry of Hugging Face's state."""
     state = read_json(file, MeasurementTableError)
     entries = state.member("log_history").items()
-    ended = [one for one in entries if one.has("train_runtime")]
+    ended = [entry for entry in entries if entry.has("train_runtime")]
     if not ended:
         raise MeasurementTableError(
             f"{file} has no train_runtime: the run did not end. Give the file that trainer.save_state() writes."

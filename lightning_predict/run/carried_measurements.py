@@ -83,7 +83,7 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
             memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None),
         )
     )
-    places = [_place_of(one, trace.operations) for one in changed.operations]
+    places = [_place_of(operation, trace.operations) for operation in changed.operations]
     plain = replace(changed, operations=tuple(map(_unmarked, changed.operations)))
     plain = replace(plain, memory=_measured_memory(trace, plain))
     if origin is None or not (trace.has_measured_kernels or trace.measured_steps):
@@ -135,7 +135,9 @@ def _unmarked(operation: Operation) -> Operation:
 def _without_host_times(trace: Trace) -> Trace:
     return replace(
         trace,
-        operations=tuple(replace(one, host_start_seconds=None, host_seconds=None) for one in trace.operations),
+        operations=tuple(
+            replace(operation, host_start_seconds=None, host_seconds=None) for operation in trace.operations
+        ),
         waits=(),
     )
 
@@ -144,7 +146,7 @@ def _recorded(
     before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None
 ) -> Trace:
     """Assign measured kernels to a changed step, and scale its step time."""
-    stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
+    stripped = replace(before, operations=tuple(replace(operation, kernels=()) for operation in before.operations))
     old, new = (_direct(one, origin, models) for one in (stripped, after))
     calibration = _calibration(before, old)
     seconds = []

@@ -120,7 +120,7 @@ def fingerprint_of(trace: Trace) -> str:
         if operation.phase in ("forward", "backward"):
             tensors = [(list(tensor.shape), tensor.dtype) for tensor in operation.inputs]
             digest.update(json.dumps([operation.name, operation.phase, tensors]).encode())
-    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    parameters = [(list(parameter.shape), parameter.dtype, parameter.requires_grad) for parameter in trace.parameters]
     rest = [parameters, trace.samples, trace.batches, trace.memory.optimizer_state_bytes, trace.flags.autocast_dtype]
     digest.update(json.dumps(rest).encode())
     for other in trace.other_steps:
@@ -132,7 +132,7 @@ def model_fingerprint_of(trace: Trace) -> str | None:
     """Return a hash of the model's parameters and precision, independent of batch size; None without parameters."""
     if not trace.parameters:
         return None
-    parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
+    parameters = [(list(parameter.shape), parameter.dtype, parameter.requires_grad) for parameter in trace.parameters]
     rest = [parameters, trace.batches, trace.flags.autocast_dtype, trace.flags.matmul_tf32, trace.compiled]
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:32]
 
@@ -209,7 +209,7 @@ def correction_for(
         model: Fingerprint from `model_fingerprint_of`; None if unknown.
         samples: Number of samples of the step; None if unknown.
     """
-    there = [one for one in records if one.layout == step.gpu]
+    there = [record for record in records if record.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
     if alike:
         factor = statistics.median(one.step_seconds for one in alike) / step.seconds
@@ -231,7 +231,9 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
         fingerprint: Fingerprint of the trace.
         layout: Name of the layout in use.
     """
-    alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
+    alike = [record for record in records if record.layout == layout and record.fingerprint == fingerprint][
+        -RUNS_THAT_COUNT:
+    ]
     if not alike:
         return None
     ratios = [0.0, *(math.log(one.actual_seconds / one.predicted_seconds) for one in alike)]
@@ -248,9 +250,9 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction,
     Return None with fewer than two batch sizes, or beyond `MAX_EXTRAPOLATION`.
     """
     times: dict[int, list[float]] = {}
-    for one in records:
-        if one.samples is not None:
-            times.setdefault(one.samples, []).append(one.step_seconds)
+    for record in records:
+        if record.samples is not None:
+            times.setdefault(record.samples, []).append(record.step_seconds)
     if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
         return None
     medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}

@@ -84,8 +84,8 @@ class MeasuredGain:
 
 def settings_of(trace: Trace) -> dict[str, str]:
     """Return the settings of a step that the advice can change, by name."""
-    names = {one.name for one in trace.operations}
-    dtypes = Counter(one.dtype for one in trace.parameters).most_common(1)
+    names = {operation.name for operation in trace.operations}
+    dtypes = Counter(parameter.dtype for parameter in trace.parameters).most_common(1)
     dtype = dtypes[0][0] if dtypes else "float32"
     autocast = trace.flags.autocast_dtype
     found = {
@@ -96,15 +96,17 @@ def settings_of(trace: Trace) -> dict[str, str]:
         "accumulated": str(trace.batches),
     }
     if not names.isdisjoint({"aten::convolution", "aten::cudnn_convolution"}):
-        is_last = any(one.arguments.get(CHANNELS_LAST) for one in trace.operations)
+        is_last = any(operation.arguments.get(CHANNELS_LAST) for operation in trace.operations)
         found["images"] = "channels last" if is_last else "channels first"
-    if any(one.phase == "optimizer" for one in trace.operations):
+    if any(operation.phase == "optimizer" for operation in trace.operations):
         found["optimizer"] = "one by one" if names.isdisjoint(FUSED_OPTIMIZERS) else "fused"
     if any("scaled_dot_product" in name or "flash" in name for name in names):
         found["attention"] = "one call"
     elif "aten::_softmax" in names:
         found["attention"] = "written out"
-    reads = any(one.name in WAITING_OPERATIONS and one.phase != "optimizer" for one in trace.operations)
+    reads = any(
+        operation.name in WAITING_OPERATIONS and operation.phase != "optimizer" for operation in trace.operations
+    )
     found["waits"] = "each step" if reads else "none"
     return found
 
@@ -113,7 +115,7 @@ def architecture_of(trace: Trace) -> str | None:
     """Return a hash of the parameters' shapes, which no setting changes; None if the trace has no parameters."""
     if not trace.parameters:
         return None
-    shapes = [(list(one.shape), one.requires_grad) for one in trace.parameters]
+    shapes = [(list(parameter.shape), parameter.requires_grad) for parameter in trace.parameters]
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:32]
 
 
@@ -137,8 +139,8 @@ def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) 
         trace: The step without the changes.
     """
     architecture, settings = architecture_of(trace), settings_of(trace)
-    runs = [one for one in records if one.layout == layout and one.architecture == architecture is not None]
-    without = [one for one in runs if one.settings == settings][-RUNS_THAT_COUNT:]
+    runs = [record for record in records if record.layout == layout and record.architecture == architecture is not None]
+    without = [run for run in runs if run.settings == settings][-RUNS_THAT_COUNT:]
     found: dict[str, list[float]] = {}
     for after in runs:
         change = _change(settings, after.settings)

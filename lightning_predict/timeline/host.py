@@ -322,8 +322,11 @@ def without_profiled_host(trace: Trace) -> Trace:
     return replace(
         trace,
         operations=tuple(
-            replace(one, kernels=tuple(replace(k, launch_start_seconds=None, launch_seconds=None) for k in one.kernels))
-            for one in trace.operations
+            replace(
+                operation,
+                kernels=tuple(replace(k, launch_start_seconds=None, launch_seconds=None) for k in operation.kernels),
+            )
+            for operation in trace.operations
         ),
     )
 

@@ -232,7 +232,7 @@ def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]
     total = sum(weights)
     if total <= 0:
         return dict(shares[0])
-    names = dict.fromkeys(name for one in shares for name in one)
+    names = dict.fromkeys(name for share in shares for name in share)
     return {
         name: sum(weight * one.get(name, 0.0) for one, weight in zip(shares, weights, strict=True)) / total
         for name in names

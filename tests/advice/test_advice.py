@@ -177,7 +177,9 @@ def test_evidence_requires_the_simulation_to_beat_a_constant() -> None:
 
 
 def test_old_torch_releases_have_their_own_evidence() -> None:
-    forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
+    forward = replace(
+        trained(8), operations=tuple(operation for operation in trained(8).operations if operation.phase == "forward")
+    )
     change = CHANGES["channels_last"]
     for release, row in (("1.12.1", " before torch 2.1"), ("2.0", " before torch 2.1"), ("2.10.0+cu130", "")):
         assert (
@@ -194,7 +196,9 @@ def test_too_few_pairs_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_autocast_steps_have_their_own_evidence_if_available() -> None:
-    forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
+    forward = replace(
+        trained(8), operations=tuple(operation for operation in trained(8).operations if operation.phase == "forward")
+    )
     plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
     assert calibration_for(CHANGES["compile"], plain) is GAIN_CALIBRATION["compile infer"]
     assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]
@@ -257,7 +261,7 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
         model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 1024)
     advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"], history=False)
     told = " ".join(str(advice).split())
-    fitting = [one.name for one in advice.changes if one.fits]
+    fitting = [change.name for change in advice.changes if change.fits]
     assert "checkpointing" in fitting
     assert "It does not fit in the memory of one L4; it would with" in told
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)

@@ -37,8 +37,8 @@ def seconds(trace: Trace, name: str = "A100-SXM-40GB") -> float:
 def test_doubled_batch_equals_a_capture_of_that_size(step: Trace) -> None:
     captured, grown = trained(1024), with_batch(step, 2)
     assert grown.samples == captured.samples
-    assert [(one.name, [tensor.shape for tensor in one.inputs]) for one in grown.operations] == [
-        (one.name, [tensor.shape for tensor in one.inputs]) for one in captured.operations
+    assert [(operation.name, [tensor.shape for tensor in operation.inputs]) for operation in grown.operations] == [
+        (operation.name, [tensor.shape for tensor in operation.inputs]) for operation in captured.operations
     ]
 
 
@@ -64,7 +64,11 @@ def images(memory_format: torch.memory_format = torch.contiguous_format) -> Trac
 
 def layouts(trace: Trace) -> list[tuple[str, bool]]:
     kinds = ("aten::convolution", "aten::native_batch_norm")
-    return [(one.name, CHANNELS_LAST in one.arguments) for one in trace.operations if one.name in kinds]
+    return [
+        (operation.name, CHANNELS_LAST in operation.arguments)
+        for operation in trace.operations
+        if operation.name in kinds
+    ]
 
 
 def test_channels_last_equals_a_capture_in_channels_last() -> None:
@@ -74,7 +78,9 @@ def test_channels_last_equals_a_capture_in_channels_last() -> None:
 
 
 def test_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
-    (update,) = [one for one in changed("fused_optimizer", step).operations if one.phase == "optimizer"]
+    (update,) = [
+        operation for operation in changed("fused_optimizer", step).operations if operation.phase == "optimizer"
+    ]
     # Parameters, gradients and two moments of two blocks with two layers each, in four bytes.
     parameters = 4 * (WIDTH * WIDTH + WIDTH) * 4
     assert sum(tensor.size_bytes for tensor in update.inputs) == 4 * parameters
@@ -83,7 +89,7 @@ def test_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:
 def test_checkpointing_repeats_only_the_forward_pass_of_blocks(step: Trace) -> None:
     """But for the end of each block: its backward pass reads the input of `second`, which torch does not run again."""
     again = changed("checkpointing", step)
-    forward = [one.name for one in step.operations if one.phase == "forward" and one.module]
+    forward = [operation.name for operation in step.operations if operation.phase == "forward" and operation.module]
     skipped = len(forward) - (len(again.operations) - len(step.operations))
     assert 2 <= skipped < len(forward) / 2  # two blocks
     assert seconds(again) > seconds(step)
@@ -118,9 +124,10 @@ def test_padding_rounds_a_vocabulary_up_to_cache_lines() -> None:
         model, tokens = nn.Linear(768, 50257), torch.empty(64, 768)
     trace = lp.capture(lambda: model(tokens).sum().backward(), warmup_steps=0)
     padded = changed("padding", trace)
-    assert {side for one in padded.operations for tensor in one.inputs for side in tensor.shape} & {50257, 50304} == {
-        50304
-    }
+    assert {side for operation in padded.operations for tensor in operation.inputs for side in tensor.shape} & {
+        50257,
+        50304,
+    } == {50304}
 
 
 def test_loader_change_removes_waits_from_the_cycle() -> None:
@@ -169,7 +176,7 @@ def test_inapplicable_change_gives_the_reason(name: str, trace: Trace, on: str, 
 
 def test_trace_without_shapes_names_record_shapes() -> None:
     trace = profiled(kernel_seconds=1e-3, every=1e-4)
-    blind = replace(trace, operations=tuple(replace(one, inputs=()) for one in trace.operations))
+    blind = replace(trace, operations=tuple(replace(operation, inputs=()) for operation in trace.operations))
     assert "record it with record_shapes=True" in (CHANGES["16-mixed"].why_not(blind, None) or "")
 
 
@@ -212,10 +219,14 @@ def of_blocks(*, is_checkpointed: bool) -> Trace:
 def test_step_without_checkpointing_equals_a_plain_capture() -> None:
     again, plain = of_blocks(is_checkpointed=True), of_blocks(is_checkpointed=False)
     changed_back = changed("no_checkpointing", again)
-    products = [one.name for one in plain.operations if one.name in ("aten::addmm", "aten::mm", "aten::relu")]
-    assert [one.name for one in changed_back.operations if one.name in ("aten::addmm", "aten::mm", "aten::relu")] == (
-        products
-    )
+    products = [
+        operation.name for operation in plain.operations if operation.name in ("aten::addmm", "aten::mm", "aten::relu")
+    ]
+    assert [
+        operation.name
+        for operation in changed_back.operations
+        if operation.name in ("aten::addmm", "aten::mm", "aten::relu")
+    ] == (products)
     assert seconds(changed_back) == pytest.approx(seconds(plain), rel=0.01)
     memory = [lp.predict(one, ["L4"], history=False)["L4"].memory_bytes for one in (again, changed_back, plain)]
     assert memory[0] is not None

@@ -34,7 +34,7 @@ def step(request: pytest.FixtureRequest) -> Trace:
 
 def test_tables_and_interaction_become_one_call_per_pass(step: Trace) -> None:
     fused = with_fused_tables(step)
-    names = [one.name for one in fused.operations]
+    names = [operation.name for operation in fused.operations]
     for name in (LOOK_UPS, UPDATES, INTERACTION, f"{INTERACTION}_backward"):
         assert names.count(name) == 1
     assert (
@@ -43,7 +43,7 @@ def test_tables_and_interaction_become_one_call_per_pass(step: Trace) -> None:
     assert not {"aten::bmm", "aten::stack", "aten::_embedding_bag", "aten::_embedding_bag_backward"} & set(names)
     # The perceptrons stay as they are.
     for name in ("aten::addmm", "aten::mm", "aten::threshold_backward"):
-        assert names.count(name) == [one.name for one in step.operations].count(name)
+        assert names.count(name) == [operation.name for operation in step.operations].count(name)
 
 
 def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(step: Trace) -> None:
@@ -52,7 +52,7 @@ def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(s
         for fused in [with_fused_tables(step)]
         for item in work_items(fused)
     }
-    is_short = any(one.name == "aten::_to_copy" for one in step.operations)
+    is_short = any(operation.name == "aten::_to_copy" for operation in step.operations)
     size = 2 if is_short else 4
     vectors = BATCH * VECTORS * WIDTH * size
     result = BATCH * (WIDTH + VECTORS * (VECTORS - 1) // 2 + 1) * size

@@ -44,10 +44,10 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     assert lp.predict(trace, ["RTX-3060"], history=False)["RTX-3060"].memory_fit != "fits"
     ways = lp.ways_to_fit(trace, "RTX-3060")
     assert ways[0].number == 1
-    assert [one.number for one in ways] == sorted(one.number for one in ways)
-    assert [one.seconds for one in ways] == sorted((one.seconds for one in ways), reverse=True)
-    assert all(one.fit_probability is not None and one.fit_probability >= 0.97 for one in ways)
-    assert all(one.batch_size <= min(256, one.largest_batch) and one.batch_size * one.accumulate >= 256 for one in ways)
+    assert [way.number for way in ways] == sorted(way.number for way in ways)
+    assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)
+    assert all(way.fit_probability is not None and way.fit_probability >= 0.97 for way in ways)
+    assert all(way.batch_size <= min(256, way.largest_batch) and way.batch_size * way.accumulate >= 256 for way in ways)
 
 
 def test_step_that_fits_needs_no_change() -> None:

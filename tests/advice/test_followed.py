@@ -48,7 +48,7 @@ def as_profiled(trace: Trace) -> Trace:
             host_start_seconds=60e-6 * number,
             host_seconds=20e-6,
         )
-        for number, one in enumerate(one for one in trace.operations if one.phase != "optimizer")
+        for number, one in enumerate(operation for operation in trace.operations if operation.phase != "optimizer")
     )
     step = replace(trace, operations=operations, device="cuda", recorder="profiler", gpu_reported_name=REPORTED)
     return replace(step, step_seconds=(60e-6 * len(operations),), parameters=())
@@ -62,9 +62,9 @@ def captured() -> Trace:
 def test_profile_gets_tensors_and_modules_from_a_capture(captured: Trace) -> None:
     profile = as_profiled(captured)
     married = with_data_flow(profile, captured)
-    forward = [one for one in captured.operations if one.phase != "optimizer"]
-    assert [one.outputs != () for one in married.operations] == [one.outputs != () for one in forward]
-    assert [one.module for one in married.operations] == [one.module for one in forward]
+    forward = [operation for operation in captured.operations if operation.phase != "optimizer"]
+    assert [operation.outputs != () for operation in married.operations] == [one.outputs != () for one in forward]
+    assert [operation.module for operation in married.operations] == [one.module for one in forward]
     assert married.kernels == profile.kernels
     assert married.parameters == captured.parameters
 
@@ -118,5 +118,5 @@ def test_capture_of_another_step_is_rejected(captured: Trace) -> None:
 
 def test_profile_in_half_precision_casts_all_activations() -> None:
     half = in_precision(profiled(kernel_seconds=1e-3, every=1e-4), "float16")
-    dtypes = {tensor.dtype for one in half.operations for tensor in one.inputs}
+    dtypes = {tensor.dtype for operation in half.operations for tensor in operation.inputs}
     assert dtypes == {"float16"}

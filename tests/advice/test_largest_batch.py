@@ -120,8 +120,10 @@ def test_scaled_step_equals_a_capture_of_that_size() -> None:
     recorded, captured = trained(512), trained(1536)
     scaled = with_samples(recorded, 1536)
     assert step_memory(scaled) == step_memory(captured)
-    shapes = [[tensor.shape for tensor in (*one.inputs, *one.outputs)] for one in captured.operations]
-    assert [[tensor.shape for tensor in (*one.inputs, *one.outputs)] for one in scaled.operations] == shapes
+    shapes = [[tensor.shape for tensor in (*operation.inputs, *operation.outputs)] for operation in captured.operations]
+    assert [
+        [tensor.shape for tensor in (*operation.inputs, *operation.outputs)] for operation in scaled.operations
+    ] == shapes
 
 
 def test_memory_never_shrinks_with_a_larger_batch() -> None:

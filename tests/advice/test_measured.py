@@ -33,7 +33,7 @@ def test_device_bound_profile_gains_as_much_as_its_kernels() -> None:
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     changed, _ = CHANGES["half"].apply(trace, Assumptions())
     products, additions = (
-        math.fsum(k.seconds for one in changed.operations if one.name == name for k in one.kernels)
+        math.fsum(k.seconds for operation in changed.operations if operation.name == name for k in operation.kernels)
         for name in ("aten::mm", "aten::add")
     )
     assert additions == pytest.approx(20 * 1e-3 / 2, rel=0.1)
@@ -70,7 +70,7 @@ def test_step_time_without_kernels_is_scaled() -> None:
     trace = profiled(kernel_seconds=1e-3, every=20e-6)
     from dataclasses import replace
 
-    plain = replace(trace, operations=tuple(replace(one, kernels=()) for one in trace.operations))
+    plain = replace(trace, operations=tuple(replace(operation, kernels=()) for operation in trace.operations))
     paces = [
         CHANGES["half"].apply(replace(plain, step_seconds=(seconds,)), Assumptions())[0].measured_steps[0]
         for seconds in (0.1, 0.2)

@@ -190,7 +190,7 @@ def test_small_tables_are_copied_together() -> None:
     # One copied table pays for the latency of an all-reduce, which saves less than that in the all-to-alls; twenty do.
     tables = [table(4e7, dim=128, pooling=1) for _ in range(6)] + [table(500, dim=128, pooling=1) for _ in range(20)]
     best = place_tables(tables, EIGHT, samples=65536).best
-    copied = [one.kind for one in best.assignments[6:]].count("data_parallel")
+    copied = [assignment.kind for assignment in best.assignments[6:]].count("data_parallel")
     assert copied > 10
     whole = place_tables(tables, EIGHT, samples=65536, kinds=["table_wise", "row_wise", "column_wise"]).best
     assert best.seconds < 0.9 * whole.seconds

@@ -83,15 +83,15 @@ def whole(trace: Trace, embedding: str, layout: Layout = FOUR) -> WholeStep:
 
 
 def total(events: tuple[Event, ...], name: str) -> float:
-    return math.fsum(one.seconds for one in events if one.name == name)
+    return math.fsum(event.seconds for event in events if event.name == name)
 
 
 def start(events: tuple[Event, ...], name: str) -> float:
-    return min(one.start_seconds for one in events if one.name == name)
+    return min(event.start_seconds for event in events if event.name == name)
 
 
 def end(events: tuple[Event, ...], name: str) -> float:
-    return max((one.start_seconds + one.seconds for one in events if one.name == name), default=0.0)
+    return max((event.start_seconds + event.seconds for event in events if event.name == name), default=0.0)
 
 
 EXCHANGES = {
@@ -115,7 +115,7 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
     assert reduce > 0
     last = total(events, "dense update")
     if kind == "data_parallel":  # every look-up is at home; the tables' gradients are copies', behind the update
-        assert {one.name for one in events if one.is_transfer} == {
+        assert {event.name for event in events if event.is_transfer} == {
             "all-reduce of dense gradients",
             "all-reduce of gradients of copied tables",
         }
@@ -134,13 +134,13 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
         at = max(computed, start(events, EXCHANGES[kind][2]) + gradients)
         assert start(events, "update of the tables") == pytest.approx(at)
         expected = max(at + total(events, "update of the tables"), end(events, "all-reduce of dense gradients")) + last
-    hidden = sum(one.seconds for one in events if one.is_transfer) - (
-        expected - sum(one.seconds for one in events if not one.is_transfer)
+    hidden = sum(event.seconds for event in events if event.is_transfer) - (
+        expected - sum(event.seconds for event in events if not event.is_transfer)
     )
-    alone = np.array(sum(one.seconds for one in events if not one.is_transfer))
+    alone = np.array(sum(event.seconds for event in events if not event.is_transfer))
     waiting = float(OVERLAP_COSTS.speed_deviation(alone)) * slowest_of(4) * float(alone)
     assert found.step.seconds == pytest.approx(expected + OVERLAP_COSTS.contention * hidden + waiting, rel=1e-6)
-    assert math.fsum(one.seconds for one in events if one.is_critical) == pytest.approx(expected, rel=1e-6)
+    assert math.fsum(event.seconds for event in events if event.is_critical) == pytest.approx(expected, rel=1e-6)
 
 
 def test_vectors_are_exchanged_by_hand(step: Trace) -> None:
@@ -188,7 +188,7 @@ def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
     single = single_steps(step, setting)
     sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     plans = possible_plans(step, FOUR, "auto", interconnect=CATALOGUE, models=setting.models)
-    assert {one.plan.name for one in plans} >= set(KINDS)
+    assert {plan.plan.name for plan in plans} >= set(KINDS)
     shared = sharded.shared(single)
     seconds = [sharded.whole(shared, single.steps[0], FOUR, plan).step.seconds for plan in plans]
     (found,) = sharded.steps(single, single.steps, [FOUR])
@@ -229,13 +229,13 @@ def test_memory_has_dense_layers_tables_and_send_buffers(step: Trace) -> None:
     assert whole_copies.memory_bytes is not None
     assert whole_copies.memory_bytes - found.memory_bytes > 3 * TABLES * table - 1.2 * table
     dense = without_tables(step)
-    assert {one.name for one in dense.parameters} == {
-        one.name for one in step.parameters if not one.name.startswith("tables.")
+    assert {parameter.name for parameter in dense.parameters} == {
+        parameter.name for parameter in step.parameters if not parameter.name.startswith("tables.")
     }
     assert step.memory.parameter_bytes is not None
     assert dense.memory.parameter_bytes is not None
     assert step.memory.parameter_bytes - dense.memory.parameter_bytes == TABLES * table
-    assert not any("embedding" in one.name for one in dense.operations)
+    assert not any("embedding" in operation.name for operation in dense.operations)
     # Sent: indices and vectors of all samples for the GPU's table.
     sent = TABLES * BATCH * ((POOLING + 1) * 8 + WIDTH * 4)
     assert found.memory_bytes > table + sent
@@ -263,7 +263,7 @@ def test_a_plan_file_is_what_auto_chose(step: Trace, tmp_path: Path) -> None:
 def test_a_plan_for_other_tables_is_refused(
     change: dict[str, object], problem: str, step: Trace, tmp_path: Path
 ) -> None:
-    tables = [Assignment(one, "table_wise", 0) for one in tables_of_trace(step).tables]
+    tables = [Assignment(table, "table_wise", 0) for table in tables_of_trace(step).tables]
     document = plan_document(sharded_step(tables, FOUR, samples=4 * BATCH), "sgd")
     rows = document["tables"]
     assert isinstance(rows, list)
@@ -334,9 +334,9 @@ def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
 def test_the_timeline_opens_in_perfetto(step: Trace) -> None:
     document: Any = whole(step, "table_wise").chrome_trace()
     events = [one for one in document["traceEvents"] if one["ph"] == "X"]
-    assert {one["tid"] for one in events} == {0, 1}
-    assert any(one["name"] == "all-to-all of vectors" and one["tid"] == 1 for one in events)
-    assert any(one["args"]["on the critical path"] for one in events)
+    assert {event["tid"] for event in events} == {0, 1}
+    assert any(event["name"] == "all-to-all of vectors" and event["tid"] == 1 for event in events)
+    assert any(event["args"]["on the critical path"] for event in events)
 
 
 def test_a_search_lists_shared_tables() -> None:
@@ -349,7 +349,9 @@ def test_a_plan_is_kept_for_validation(step: Trace) -> None:
     sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     single = single_steps(step, setting)
     sharded.steps(single, single.steps, [FOUR])
-    forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))
+    forward = replace(
+        step, operations=tuple(operation for operation in step.operations if operation.phase == "forward")
+    )
     alone = single_steps(forward, setting)
     (validated,) = sharded.steps(alone, alone.steps, [FOUR])
     assert 0 < validated.seconds < sharded.steps(single, single.steps, [FOUR])[0].seconds
@@ -364,7 +366,7 @@ def test_sparse_gradients_of_tables_are_part_of_their_update() -> None:
             table.sparse = True
         dense, indices = torch.empty(BATCH, 256), torch.zeros(TABLES, BATCH, POOLING, dtype=torch.int64)
     trace = lp.capture(lambda: model(dense, indices).sum().backward(), samples_per_step=BATCH)
-    names = {one.name for one in without_tables(trace).operations if one.phase == "backward"}
+    names = {operation.name for operation in without_tables(trace).operations if operation.phase == "backward"}
     assert not {name for name in names if "embedding" in name}
     events = whole(trace, "row_wise").events
     # The bottom perceptron's backward pass is half of a millisecond, not the copies of 1.2 GiB tables.

@@ -164,7 +164,7 @@ def test_gathered_matmul_inputs_are_kept_whole_or_gathered_again(again: bool, ac
 
 @pytest.mark.parametrize(("words", "parts", "replicas"), [("ddp,tensor=2", 2, 1), ("ddp", 1, 2), ("zero1", 1, 2)])
 def test_gradients_reduced_in_another_dtype_are_added_in_one_buffer(words: str, parts: int, replicas: int) -> None:
-    half = replace(TRACE, parameters=tuple(replace(one, dtype="bfloat16") for one in TRACE.parameters))
+    half = replace(TRACE, parameters=tuple(replace(parameter, dtype="bfloat16") for parameter in TRACE.parameters))
     # nanotron and Megatron keep 4 bytes for each value, of a single replica and of two.
     elements = 2 * WEIGHT_BYTES / 4
     without, found = (tensors(f"{words}{more}", 2, trace=half) for more in ("", ",reduce_dtype=float32"))

@@ -87,17 +87,21 @@ def test_events_and_critical_path() -> None:
     segments = [WorkSegment(np.array([6.0]), name="backward"), WorkSegment(np.array([1.0]), waits_for=1, name="update")]
     transfers = [Transfer(np.array([3.0]), after=0, name="early"), Transfer(np.array([4.0]), after=1, name="late")]
     events = events_of(segments, transfers, 0)
-    assert [(one.name, one.is_transfer, one.start_seconds, one.seconds, one.is_critical) for one in events] == [
+    assert [
+        (event.name, event.is_transfer, event.start_seconds, event.seconds, event.is_critical) for event in events
+    ] == [
         ("backward", False, 0.0, 6.0, True),
         ("early", True, 0.0, 3.0, False),
         ("late", True, 6.0, 4.0, True),
         ("update", False, 10.0, 1.0, True),
     ]
-    assert sum(one.seconds for one in events if one.is_critical) == overlap_transfers(segments, transfers).seconds[0]
+    assert (
+        sum(event.seconds for event in events if event.is_critical) == overlap_transfers(segments, transfers).seconds[0]
+    )
 
 
 def test_transfer_before_a_critical_transfer_is_critical() -> None:
     segments = [WorkSegment(np.array([1.0]), name="only")]
     transfers = [Transfer(np.array([3.0]), after=0, name="first"), Transfer(np.array([4.0]), after=1, name="second")]
     events = events_of(segments, transfers, 0)
-    assert [one.name for one in events if one.is_critical] == ["first", "second"]
+    assert [event.name for event in events if event.is_critical] == ["first", "second"]

@@ -231,7 +231,7 @@ def test_replica_needs_memory_of_one_gpu_and_buckets(name: str) -> None:
     assert need is not None
     for layout in map(layout_of, ("8xL4", "2x8xH100-SXM-80GB")):
         alone = float(need.bytes_on(layout.gpu))
-        buckets = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
+        buckets = sum(parameter_bytes(parameter) for parameter in trace.parameters if parameter.requires_grad)
         shared = RankMemory(trace).most_filled(layout, parse_strategy("ddp")).bytes_on(layout.gpu)
         assert shared == pytest.approx(alone + buckets, rel=0.05)
         assert shared >= alone

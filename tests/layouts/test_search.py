@@ -127,17 +127,17 @@ def test_search_covers_context_and_expert_parallelism(monkeypatch: pytest.Monkey
     strategies = list(candidates(shared, layout, blocks=2, length=LENGTH))
     check_search(shared, step, layout, strategies)
     # Four experts over one, two or four replicas; rings of two, half of a sequence on each, leave two replicas.
-    whole = [one for one in strategies if one.model_parallel == 1 and one.recompute == "none"]
+    whole = [strategy for strategy in strategies if strategy.model_parallel == 1 and strategy.recompute == "none"]
     degrees = {(one.context, one.expert) for one in whole if one.data in ("ddp", "zero1")}
     assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)}
-    assert {one.expert for one in strategies if one.data == "fsdp"} == {1}
+    assert {strategy.expert for strategy in strategies if strategy.data == "fsdp"} == {1}
 
 
 def test_search_covers_float8_if_allowed() -> None:
     shared, step = prepared(4, on=H100)
     layout = Layout(H100, 4)
     strategies = list(candidates(shared, layout, fp8="tensorwise"))
-    without = [one for one in strategies if one.fp8 is None]
+    without = [strategy for strategy in strategies if strategy.fp8 is None]
     assert set(strategies) == {*without, *(replace(one, fp8="tensorwise") for one in without)}
     assert len(strategies) == 2 * len(without)
     assert {one.last_stage for one in without if one.pipeline == 2 and one.virtual == 1} == {None, 1}  # of four blocks

@@ -469,7 +469,7 @@ def test_kueue_job_needs_an_image_a_claim_for_its_folder_and_one_machine() -> No
         PlanningFormatError, match=r"checkpoints of a, b would be in the container .*Add claim: to each"
     ):
         kueue_jobs(PLAN, FOLDERS)
-    machines = tuple(replace(one, nodes=2, num_gpus=2 * one.num_gpus) for one in problem.machines)
+    machines = tuple(replace(machine, nodes=2, num_gpus=2 * machine.num_gpus) for machine in problem.machines)
     with pytest.raises(PlanningFormatError, match=r"would need several machines in one job\. Write a PyTorchJob"):
         kueue_jobs(plan, replace(problem, machines=machines))
 
@@ -477,7 +477,7 @@ def test_kueue_job_needs_an_image_a_claim_for_its_folder_and_one_machine() -> No
 def test_names_add_no_keys_or_lines(tmp_path: Path) -> None:
     evil = "AWS\nsetup: rm -rf ~\n"
     jobs = tuple(replace(one, command=evil, image=evil, claim=evil) for one in TWO_JOBS.jobs)
-    machines = tuple(replace(one, provider=evil, instance=evil) for one in TWO_JOBS.machines)
+    machines = tuple(replace(machine, provider=evil, instance=evil) for machine in TWO_JOBS.machines)
     write_plan(PLAN, replace(TWO_JOBS, jobs=jobs, machines=machines), tmp_path)
     for engine in ("dstack", "kueue"):
         for path in (tmp_path / engine).glob("*.yml"):

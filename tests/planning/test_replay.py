@@ -26,7 +26,7 @@ def kept(problem: PlanningProblem) -> PlanningProblem:
 def test_with_the_predicted_times_it_is_the_plan_and_the_idle_minutes_of_each_machine() -> None:
     found = replay(PLAN.segments, kept(TWO_JOBS), slowed(TWO_JOBS, {}))
     assert {one.job: one.end_seconds for one in found.jobs} == {
-        one.job: pytest.approx(one.end_seconds) for one in PLAN.outcomes
+        outcome.job: pytest.approx(outcome.end_seconds) for outcome in PLAN.outcomes
     }
     # a: an hour of large at $6; b: two hours of small at $1; each machine waits a quarter of an hour for another job.
     assert found.machine_usd == pytest.approx(6 * (1 + IDLE / HOUR) + 1 * (2 + IDLE / HOUR))

@@ -259,7 +259,7 @@ def test_a_job_on_machines_together_is_started_and_stopped_on_all_of_them(tmp_pa
     since = PlanState(
         now_seconds=0.0,
         remaining={"a": 0.5},
-        running={"a": next(one.placement for one in plan.segments if one.job == "a")},
+        running={"a": next(segment.placement for segment in plan.segments if segment.job == "a")},
         started={"a": on("2 of box", 8)},
     )
     tasks = skypilot_tasks(plan, sky)

@@ -43,7 +43,7 @@ def test_several_gpus_of_a_machine_do_the_same_samples_in_fewer_steps(trace: Pat
     path = tmp_path / "whole.json"
     whole.save(str(path))
     times = times_of_trace(path, 1000, MACHINES).seconds
-    assert sorted((one.machine, one.num_gpus) for one in times) == [
+    assert sorted((time.machine, time.num_gpus) for time in times) == [
         ("box", 1),
         ("box", 2),
         ("four", 1),

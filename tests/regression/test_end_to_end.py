@@ -94,7 +94,9 @@ def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
 def test_extrapolations_are_named() -> None:
     found = fit_regression(runs_of(GRID, by_work))
     assert found.predict(setting(64, 14e12, 4)).extrapolations == ()
-    notes = [one.note for one in found.predict(setting(4, 28e12, 8, iterations=1000)).extrapolations]
+    notes = [
+        extrapolation.note for extrapolation in found.predict(setting(4, 28e12, 8, iterations=1000)).extrapolations
+    ]
     assert notes == [
         "iterations 1000 is 10 times the only one of the past runs (100)",
         "batch size 4 is 0.5 times the smallest of the past runs (8)",
@@ -277,7 +279,10 @@ def test_bandwidth_separates_memory_bound_gpus() -> None:
     found = fit_regression(runs).predict(asked)
     assert found.seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
     # 15.38e12 FLOP/s at 300e9 bytes/s are 51.3 FLOP a byte, and the P4's 4.96e12 at 192e9 25.8: twice as many.
-    assert any("FLOP/s for each byte/s of memory 51.2667 is 1.98 times" in one.note for one in found.extrapolations)
+    assert any(
+        "FLOP/s for each byte/s of memory 51.2667 is 1.98 times" in extrapolation.note
+        for extrapolation in found.extrapolations
+    )
     unnamed = RunSetting(iterations=100, batch_size=64, flops_per_second=1e13)
     with pytest.raises(InvalidArgumentError, match="GPUs that differ in their memory bandwidth; name the GPU"):
         fit_regression(runs).predict(unnamed)

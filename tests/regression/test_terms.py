@@ -40,7 +40,7 @@ def test_what_computes_and_what_moves_data_is_not_multiplied() -> None:
     names = {term.variables for term in terms_of(("batch_size", "flops_per_second", "bytes_per_second"), degree=3)}
     assert ("batch_size", "flops_per_second") in names
     assert ("batch_size", "bytes_per_second") in names
-    assert not any({"flops_per_second", "bytes_per_second"} <= set(one) for one in names)
+    assert not any({"flops_per_second", "bytes_per_second"} <= set(name) for name in names)
 
 
 def test_squares_come_last_alone_or_divided_by_a_rate() -> None:

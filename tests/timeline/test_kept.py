@@ -68,6 +68,6 @@ def test_timelines_match_kept_values(kept: Kept) -> None:
     found = {}
     for word, trace in (("tabular", example("tabular")), ("profiled", profiled())):
         events = chrome_trace(trace, gpu("T4"), origin=None, models=models)["traceEvents"]
-        done = [one["ts"] + one["dur"] for one in events if "dur" in one]
-        found[word] = [max(done), sum(one.get("dur", 0.0) for one in events)]
+        done = [event["ts"] + event["dur"] for event in events if "dur" in event]
+        found[word] = [max(done), sum(event.get("dur", 0.0) for event in events)]
     kept("pictures", found)

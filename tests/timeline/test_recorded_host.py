@@ -206,5 +206,5 @@ def test_dispatch_recorder_has_python_work_alone(busy: int, waits: list[bool]) -
     steps = [Operation(name="aten::mm", phase="forward", python_seconds=0.03 * (index == busy)) for index in range(3)]
     found = recorded_host(Trace(operations=tuple(steps), device="cpu", recorder="dispatch"))
     assert not any(found.overheads)
-    assert list(found.python_seconds) == [one.python_seconds for one in steps]
+    assert list(found.python_seconds) == [step.python_seconds for step in steps]
     assert list(found.waits) == waits  # work before the first operation follows the previous step

@@ -169,7 +169,7 @@ def test_note_and_doubt_if_assumed_host_may_be_bottleneck() -> None:
     )
     short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 3e-3, 6e-3))
     verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]
-    assert [(one.bound_by, one.is_doubtful) for one in verdicts] == [
+    assert [(verdict.bound_by, verdict.is_doubtful) for verdict in verdicts] == [
         ("host", False),
         ("host", True),
         ("device", True),

@@ -240,7 +240,7 @@ def test_many_processes_share_one_cache(tmp_path: Path) -> None:
     publish(tmp_path / "served", *gpus, bias=4.0)
     with serving(tmp_path / "served") as server, ThreadPoolExecutor(8) as threads:
         loads = list(threads.map(lambda _: load_weights(gpus, server.url), range(16)))
-    assert all(bias(one.gpus[name]) == 4.0 and one.notes == () for one in loads for name in gpus)
+    assert all(bias(load.gpus[name]) == 4.0 and load.notes == () for load in loads for name in gpus)
     left = sorted(path.name for path in cache_folder().iterdir())
     assert len(left) == 1 + len(gpus)
     assert not [name for name in left if name.startswith(".")]
