@@ -26,6 +26,8 @@ from lightning_predict.record.data_flow import storages_without_maker
 from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
 
+_CAST: Final = "aten::_to_copy"
+
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 """Use of a storage: activation (written by the forward pass), temporary tensor of the backward pass, gradient,
 temporary tensor of the optimizer, or input of the step."""
@@ -65,6 +67,7 @@ class _Life:
     last: int
     is_given: bool
     is_for_optimizer: bool = False
+    is_cast: bool = False
 
     @property
     def kind(self) -> tuple[tuple[int, ...], str]:
@@ -239,20 +242,27 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
         cause = "backward"
     elif life.phase == "optimizer":
         cause = "update"
-    is_open = life.is_gradient if held is None else life.tensor.id in held
+    is_open = life.is_gradient if held is None else life.tensor.id in held and not life.is_cast
     return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module, life.tensor)
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
     """Return every storage once, with the size of its first tensor, because later views may repeat elements."""
     lives: dict[int, _Life] = {}
+    casts = _Casts()
     for number, operation in enumerate(operations):
         phase = operation.phase
+        if operation.name == _CAST and phase == "forward":
+            casts.saw(operation)
         for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
             for tensor in tensors:
                 if tensor.id is None:
                     continue
                 life = lives.get(tensor.id)
+                if life is None and is_given and phase == "backward" and casts.any_left:
+                    saved = casts.saved(tensor)
+                    if saved is not None:
+                        life = lives[tensor.id] = lives[saved]
                 if life is None:
                     life = _Life(tensor, tensor.size_bytes, phase, operation.module, number, number, is_given)
                     lives[tensor.id] = life
@@ -262,6 +272,41 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
         if operation.name == DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
             lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
         for freed in operation.freed:
-            if freed in lives:
+            if freed in lives and freed not in casts.sources:
                 lives[freed].last = number
-    return list(lives.values())
+    for number in casts.copies if casts.sources else ():  # the earlier recorder held them
+        lives[number].is_cast = True
+    return list({id(life): life for life in lives.values()}.values())
+
+
+@final
+class _Casts:
+    """Low-precision copies of the forward pass that the backward pass reads, in recordings of earlier versions.
+
+    Those cast on the meta device below autograd: the backward pass reads a copy with a new storage id that no operation
+    wrote. On a GPU, the backward pass would read the copy of the forward pass, and would not keep the source.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
+        self.sources: set[int | None] = set()
+        self.copies = list[int]()
+        self.any_left = False
+
+    def saw(self, cast: Operation) -> None:
+        """Store a copy if an operation casts to another dtype."""
+        if len(cast.outputs) == 1 and cast.inputs and cast.outputs[0].id is not None:
+            copy, source = cast.outputs[0], cast.inputs[0]
+            if copy.dtype != source.dtype and copy.id is not None:
+                self._copies.setdefault((copy.elements, copy.dtype), []).append((copy.id, source.id))
+                self.copies.append(copy.id)
+                self.any_left = True
+
+    def saved(self, tensor: TensorInfo) -> int | None:
+        """Return the storage id of the latest forward copy with this size and dtype; None without such a copy."""
+        alike = self._copies.get((tensor.elements, tensor.dtype))
+        if not alike:
+            return None
+        number, source = alike.pop()
+        self.sources.add(source)
+        return number

@@ -467,15 +467,27 @@ _READS: Final = re.compile(
 """Patterns of torch's errors for calls that need the values of a meta tensor."""
 
 
+_MIXES: Final = re.compile(r"meta is not on the expected device|expected device meta|same device.*\bmeta\b")
+"""Patterns of torch's errors for calls that combine meta tensors and tensors of another device."""
+
+
 def explained(error: Exception) -> CaptureError | None:
     """Return the error to raise instead of torch's error; None if the meta device is not the cause."""
     text = str(error)
-    if isinstance(error, CaptureError) or not isinstance(error, _RAISED) or not _NAMES_META.search(text):
+    if isinstance(error, CaptureError) or not isinstance(error, _RAISED):
+        return None
+    mixes = _MIXES.search(text) is not None
+    if not mixes and not _NAMES_META.search(text):
         return None
     if not isinstance(error, NotImplementedError) and not _raised_by_torch(error):
         return None
     line = _asking_line(error)
     reason = text.strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    if mixes:
+        return CaptureError(
+            f"{line} combines a meta tensor with a tensor on another device ({reason}). Create the whole batch on the "
+            'meta device, targets such as boxes and labels too: `with torch.device("meta"): ...`.'
+        )
     if _READS.search(text):
         return CaptureError(
             f"{line} reads values of a tensor, which meta tensors do not have ({reason}). Create that tensor on the "

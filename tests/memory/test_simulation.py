@@ -143,6 +143,20 @@ def test_only_convolutions_of_cudnn_count_as_convolved(groups: int, share: float
     assert convolved_share(replace(STEP, operations=(convolution, relu))) == share
 
 
+def test_autocast_copy_lives_until_backward_pass_reads_it_under_another_id() -> None:
+    # Below autograd the recorder casts anew in the backward pass: number 9 is the copy, number 5. A copy in the same
+    # dtype is not autocast's.
+    cast, other = (TensorInfo((40, MEBIBYTE), dtype, number) for dtype, number in (("bool", 5), ("uint8", 6)))
+    read = replace(cast, id=9)
+    forward = tuple(
+        Operation(name="aten::_to_copy", phase="forward", inputs=(HIDDEN,), outputs=(copy,)) for copy in (cast, other)
+    )
+    backward = replace(STEP.operations[2], inputs=(read, replace(other, id=10)))
+    trace = replace(STEP, operations=(*STEP.operations[:2], *forward, backward, STEP.operations[3]))
+    freed = {storage.allocated_at: storage.freed_at for storage in written_storages(trace)}
+    assert (freed[2], freed[3]) == (4, 3)
+
+
 def test_required_memory_excludes_unused_segments_and_trials() -> None:
     # When the second step's logits ask for a segment of their own, the 12 of the first step's batch are free, as the
     # second batch is where the first logits were: they are given back.

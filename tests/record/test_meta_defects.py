@@ -59,6 +59,19 @@ def test_operation_missing_on_meta_is_named_with_its_line() -> None:
     assert "record on the CPU or a GPU" in str(caught.value)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_error_of_targets_on_the_cpu_names_line_and_fix(order: int) -> None:
+    layer, images, boxes = nn.Linear(4, 4, device="meta"), torch.empty(2, 4, device="meta"), torch.zeros(2, 4)
+
+    def step() -> None:
+        functional.smooth_l1_loss(*(layer(images), boxes)[::order]).backward()
+
+    words = r"smooth_l1_loss.*` \(test_meta_defects\.py, line \d+, in step\) combines a meta tensor with a tensor on"
+    with pytest.raises(CaptureError, match=words) as caught:
+        lp.capture(step)
+    assert "targets such as boxes and labels too" in str(caught.value)
+
+
 def _attention(*shape: int) -> Trace:
     with torch.device("meta"):
         query = torch.empty(*shape, dtype=torch.bfloat16, requires_grad=True)
