@@ -59,6 +59,7 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     config, source = _config(name, transformers)
     architecture = _architecture(config, transformers, name)
     config.use_cache = False
+    config.apply_spec_augment = False  # masks of a few frames, drawn on the host
     with on_meta(dtype_of_model(options)):
         model = architecture(config)
         inputs, words = _batch(model, config, options, name)
