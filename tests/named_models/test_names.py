@@ -101,6 +101,8 @@ def test_every_shipped_configuration_can_be_read() -> None:
         ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-hf"),
         ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),
     ],
 )
 def test_name_that_differs_in_weights_only_finds_the_configuration(name: str, found: str) -> None:

@@ -119,12 +119,12 @@ MODELS_FILE: Final = Path(__file__).with_name("models.json")
 
 _WEIGHT_WORDS: Final = frozenset(
     "instruct it chat hf sft dpo thinking reasoning preview coder math code python bnb 4bit 8bit fp8 bf16 unsloth gptq "
-    "awq int4 int8 deduped finetuned".split()
+    "awq int4 int8 deduped finetuned guard embedding reranker".split()
 )
 """Words of names that say how weights were trained or stored."""
 
 _SIZE: Final = re.compile(r"\d+(\.\d+)?[bm]")
-"""Pattern of a number of parameters, such as `7b`. Beside one, `base` is no size, and four digits are a month."""
+"""Pattern of a number of parameters, such as `7b`. Beside one, `base` is no size."""
 
 
 @final
@@ -179,10 +179,14 @@ def shipped(library: str, name: str) -> ShippedModel:
         InvalidArgumentError: No configuration ships for this model.
     """
     models = shipped_models(library)
+    alike, words = _same_but_weights(models), _without_weight_words(name)
+    # A fine-tuned model is often named after its base: `Hermes-3-Llama-3.1-8B`.
+    bases = (one for one in alike if words.endswith(f"-{one}") and _SIZE.fullmatch(one.rpartition("-")[2]))
     found = (
         models.get(name.lower())
         or _by_last_part(models).get(name.lower())
-        or _same_but_weights(models).get(_without_weight_words(name))
+        or alike.get(words)
+        or alike.get(max(bases, key=len, default=""))
     )
     if found is None:
         kind = name.lower().rpartition("/")[2][:2]  # `wav2vec2` is no typing error of `roberta`
@@ -210,6 +214,4 @@ def _without_weight_words(name: str) -> str:
     words = re.split(r"[-_ ]", name.lower().rpartition("/")[2])
     is_sized = any(_SIZE.fullmatch(word) for word in words)
     others = {"base", "pt", "meta"} if is_sized else set()
-    return "-".join(
-        word for word in words if word not in _WEIGHT_WORDS | others and not (is_sized and re.fullmatch(r"\d{4}", word))
-    )
+    return "-".join(word for word in words if word not in _WEIGHT_WORDS | others and not re.fullmatch(r"\d{4}", word))
