@@ -31,9 +31,11 @@ from typing import Final
 from lightning_predict.kernels.operations import OperationShape, translator_of
 from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
+    ROLL_CYCLES,
     SECTOR_BYTES,
     SECTOR_CYCLES,
     SINGLE_LOAD_CYCLES,
+    VECTORIZED,
     limited_transfer,
 )
 from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS, POINTWISE, TO_ROWS
@@ -158,6 +160,8 @@ _KNOWN: Final = (
 )
 _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
+ROLL: Final = "aten::roll"
+
 UNTRANSLATED: Final = "untranslated"
 """Name of the replacement for an operation whose translator failed (`families/copies.py`)."""
 
@@ -199,7 +203,9 @@ def transfer_of(operation: Operation) -> tuple[OperationShape, ...]:
         return (OperationShape("host_copy", "uint8", (float(max(written, 1)),)),)
     if loads_singly(operation):
         return (limited_transfer(read, written, elements, cycles=elements * _cycles_an_element(operation)),)
-    return (OperationShape("transfer", "float32", (float(read), float(written), float(elements))),)
+    is_streamed = not POINTWISE.isdisjoint((name := operation.name.removeprefix("aten::"), name.removesuffix("_")))
+    kind = VECTORIZED if is_streamed or operation.name in CASTS else "transfer"
+    return (OperationShape(kind, "float32", (float(read), float(written), float(elements))),)
 
 
 def loads_singly(operation: Operation) -> bool:
@@ -211,16 +217,20 @@ def loads_singly(operation: Operation) -> bool:
     """
     name = operation.name.removeprefix("aten::")
     is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
-    if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED):
+    if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED | {ROLL}):
         return False
-    if CONTIGUOUS_ELEMENTS in operation.arguments or _comes_into_rows(operation):
+    if name == "native_dropout_backward":  # one vectorized product with the mask
+        return False
+    # A number, and a tensor of one element on the CPU, are arguments of a vectorized kernel.
+    reads_scalar = any(not tensor.shape and tensor.device not in (None, "cpu") for tensor in operation.inputs)
+    if CONTIGUOUS_ELEMENTS in operation.arguments or _comes_into_rows(operation) or (is_pointwise and reads_scalar):
         return True
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     dtypes = {tensor.dtype for tensor in tensors} | ({_cast_to(operation)} - {None})
     written = operation.outputs[0] if operation.outputs else operation.inputs[0] if operation.inputs else None
     if written is None or not written.shape:
         return False
-    if any(tensor.shape != written.shape for tensor in tensors):
+    if operation.name == ROLL or any(tensor.shape != written.shape for tensor in tensors):
         return True
     return len(dtypes) > 1 and not _narrows(operation)
 
@@ -253,6 +263,8 @@ def _narrows(operation: Operation) -> bool:
 
 def _cycles_an_element(operation: Operation) -> float:
     """Return SM cycles per element if elements are loaded singly, including the element's share of a sector."""
+    if operation.name == ROLL:
+        return ROLL_CYCLES
     beside = operation.arguments.get(CONTIGUOUS_ELEMENTS)
     if not isinstance(beside, int) or beside < 1:
         return SINGLE_LOAD_CYCLES

@@ -61,7 +61,13 @@ from lightning_predict.kernels.operations import (
     network_spec,
     network_specs,
 )
-from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
+from lightning_predict.kernels.roofline import (
+    VECTORIZED,
+    compute_peak,
+    memory_bandwidth,
+    roofline_seconds,
+    with_sustained_peaks,
+)
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, transferred_part
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
@@ -315,7 +321,7 @@ class UtilisationModels:
         """Return the prediction method: a network of the operation, a copy of its bytes, or a related operation."""
         if self.trained_on(operation, dtype):
             return "mlp"
-        return "bytes" if operation == "transfer" else "proxy"
+        return "bytes" if operation in ("transfer", VECTORIZED) else "proxy"
 
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
         """Return the factor from this GPU's own measurements, for an operation without a neural network of this GPU."""

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, UnknownOperationError
 from lightning_predict.base.interval import Interval
-from lightning_predict.hardware.records import Generation, Gpu
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.record.trace import Flags, Operation
 
 Array = npt.NDArray[np.float64]
@@ -168,13 +168,13 @@ class Alternative:
 
     Attributes:
         shape: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
-        is_on: Whether libraries provide the algorithm on a generation of GPUs.
+        is_on: Whether libraries provide the algorithm on a GPU.
         bounds_networks: Whether the time of the algorithm is an upper bound on all GPUs; otherwise only on GPUs without
             measurements.
     """
 
     shape: Callable[[OperationShape], OperationShape | None]
-    is_on: Callable[[Generation], bool] = lambda _: True
+    is_on: Callable[[Gpu], bool] = lambda _: True
     bounds_networks: bool = False
 
 
@@ -213,10 +213,12 @@ class RooflineEfficiency:
         spread: Factor to either end of the interval; None uses the default.
         sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None means one
             kernel.
+        share: Share of the roofline that the operation reaches; None uses the typical share of its units.
     """
 
     spread: float | None = None
     sequential_kernels: Callable[[Columns], Array] | None = None
+    share: float | None = None
 
 
 Estimator = NetworkSpec | Formula | Surrogate | Alternative | RooflineEfficiency

@@ -145,6 +145,9 @@ TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric
 
 Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
 
+DELIVERED_SHARE: Final = 0.9
+"""Share of the memory bandwidth that kernels with vectorized loads reach."""
+
 # --- Rates that large products sustain
 
 OVERCLOCKED_SHARE: Final = 0.9
@@ -263,11 +266,15 @@ LIMITED: Final = "limited_transfer"
 
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
+VECTORIZED: Final = "vectorized"
+"""Name of element-wise operations and copies that load several elements at once (`families/copies.py`)."""
 
 SINGLE_LOAD_CYCLES: Final = 0.77
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
 JOINED_LOAD_CYCLES: Final = 1.25
 """The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
+ROLL_CYCLES: Final = 2.5
+"""The same for `roll`, which divides the index of an element once per dimension, in 64 bits."""
 SECTOR_BYTES: Final = 32
 """Minimum bytes of a memory access, if each access is for one element (a transposing copy)."""
 SECTOR_CYCLES: Final = 2.1

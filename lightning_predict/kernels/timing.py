@@ -393,9 +393,8 @@ def _twice_as_even(size: Array) -> Array:
 def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
     (untrained, *_) = (*batch.spec.of(RooflineEfficiency), RooflineEfficiency())
     kernels = 1 if untrained.sequential_kernels is None else untrained.sequential_kernels(batch.columns)
-    seconds = (
-        roofline_seconds(batch, gpus) / TYPICAL_UTILISATION[batch.spec.units] + SHORTEST_KERNEL_SECONDS * kernels
-    )  # (gpus, shapes)
+    share = untrained.share or TYPICAL_UTILISATION[batch.spec.units]
+    seconds = roofline_seconds(batch, gpus) / share + SHORTEST_KERNEL_SECONDS * kernels  # (gpus, shapes)
     return Estimate(Interval.from_factor(seconds, untrained.spread or FORMULA_SPREAD))
 
 
@@ -527,8 +526,9 @@ def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> Oper
     found = [pair for item in request.computed if (pair := _alternative(item)) is not None]
     other = _unclamped_times(request.for_shapes([shape for _, shape in found]))
     kinds = [alternative for alternative, _ in found]
-    has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in request.gpus])
-    counts = (times.extrapolated_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
+    has_it = np.array([[kind.is_on(gpu) for kind in kinds] for gpu in request.gpus])
+    is_by_network = times.shares["roofline"] < 0.5
+    counts = (times.extrapolated_share > 0.5) | (np.array([kind.bounds_networks for kind in kinds]) & is_by_network)
     faster = has_it & counts & clearly_less(other.seconds, times.seconds)  # (gpus, shapes)
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()

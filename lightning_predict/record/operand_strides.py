@@ -180,5 +180,6 @@ def _run(operand: Operand, order: Sequence[int]) -> int:
     beside = next((place for place in order if strides[place] == 1), None)
     if beside is None:  # one element per row, or one for all rows
         return BLOCK_ELEMENTS if 0 in strides or not sizes else 1
-    faster = math.prod(sizes[place] for place in order[list(order).index(beside) + 1 :])
+    # All elements of an expanded dimension are one element in memory.
+    faster = math.prod(sizes[place] for place in order[list(order).index(beside) + 1 :] if strides[place])
     return max(min(BLOCK_ELEMENTS // faster, sizes[beside]), 1)

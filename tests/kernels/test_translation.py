@@ -169,6 +169,8 @@ def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, 
 def test_a_number_as_second_operand_is_the_scalar_form() -> None:
     assert translated("aten::mul", tensor(2, 16), other=2.0)[0].operation == "mul_scalar"
     assert translated("aten::mul", tensor(2, 16), tensor())[0].operation == "mul_scalar"
+    on_gpu = replace(tensor(), device="cuda")  # it is loaded for each element
+    assert translated("aten::mul", tensor(2, 16), on_gpu)[0].operation == "limited_transfer"
 
 
 def test_broadcasting_moves_only_the_bytes_there_are() -> None:

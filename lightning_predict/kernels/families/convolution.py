@@ -31,6 +31,7 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.families.reductions import summed
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -61,8 +62,10 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import (
+    SINGLE_LOAD_CYCLES,
     compute_peak,
     issue_rate,
+    limited_transfer,
     per_gpu,
     sustained_flops,
     sustained_rate_uncertainty,
@@ -251,6 +254,9 @@ MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (
 
 LOAD_TIME_RATIO: Final = 0.00015
 """Time to load a 16-bit tile of 128 x 128, relative to its compute time, per FLOP per clock and multiprocessor."""
+
+FEED_FROM_SHARED_MEMORY: Final = 0.00005
+"""The same on Hopper in 16 bits, whose matrix units read tiles from shared memory while the next tiles are copied."""
 
 FEED_THROUGH_REGISTERS: Final = 0.00035
 """The same before compute capability 8.0, whose copies into shared memory pass through registers."""
@@ -475,7 +481,11 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     flops = 2 * work.groups * work.rows * work.cols * work.depth  # (shapes,)
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
-    padding = padded * PLACING_CYCLES / issue_rate(gpu)
+    # Forward kernels of Hopper copy slower, except for groups that fill one tile together (H200).
+    is_slow = gpu.generation.has_warp_group_matmul & (work.groups * width > 2 * TILED_CHANNELS) & (not work.backward)
+    padding = np.where(is_slow, 2.0, 1.0) * padded * PLACING_CYCLES / issue_rate(gpu)
+    if work.backward == "_backward_input":
+        flops = flops * work.strides  # the gradient of a strided convolution computes all positions
     if work.backward:
         tile = np.where(width <= 32, 32.0, 128.0)
         rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # both halves together
@@ -539,6 +549,8 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
         rate = (FLOAT64_SHARE if lanes > single / 4 else LANES_SHARE) * lanes
     multiprocessors = gpu.streaming_multiprocessors
     per_flop = LOAD_TIME_RATIO if gpu.compute_capability >= (8, 0) else FEED_THROUGH_REGISTERS
+    if gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2:
+        per_flop = FEED_FROM_SHARED_MEMORY
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
@@ -910,7 +922,8 @@ def _added_bias(operation: Operation, shape: OperationShape) -> tuple[OperationS
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])
-    return (OperationShape("transfer", "float32", (output, output, output / batch.element_bytes)),)
+    elements = output / batch.element_bytes
+    return (limited_transfer(output, output, elements, cycles=SINGLE_LOAD_CYCLES * elements),)  # broadcast
 
 
 @translates("aten::convolution_backward", "aten::convolution_backward_overrideable")
@@ -928,6 +941,6 @@ def _backward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] 
     if wanted[1]:
         shapes.append(_convolution_shape("conv2d_backward_weight", operation, flags, images, weight))
     if wanted[2]:
-        read = float(gradient.size_bytes)
-        shapes.append(OperationShape("transfer", "float32", (read, 0.0, float(gradient.elements))))
+        columns = gradient.shape[1] if operation.arguments.get(CHANNELS_LAST) else 0
+        shapes.append(summed(gradient, 0.0, columns))
     return tuple(shapes)

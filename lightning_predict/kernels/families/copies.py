@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
+from lightning_predict.kernels.families.elementwise import STREAMED, VECTOR, as_transfer, by_element
 from lightning_predict.kernels.memory_bound import UNTRANSLATED
 from lightning_predict.kernels.operations import (
     Array,
@@ -22,7 +22,7 @@ from lightning_predict.kernels.operations import (
     by_bytes,
     register,
 )
-from lightning_predict.kernels.roofline import host_copy_rate
+from lightning_predict.kernels.roofline import DELIVERED_SHARE, VECTORIZED, host_copy_rate
 from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 
@@ -33,6 +33,8 @@ def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 register(
     replace(by_bytes("transfer"), estimators=(VECTOR,)),
+    replace(by_bytes(VECTORIZED), estimators=(VECTOR, STREAMED)),
+    replace(by_bytes("stream"), estimators=(RooflineEfficiency(share=DELIVERED_SHARE),)),
     # Bytes of a call whose translator failed. The spread is wide, because the work is unknown: an addmm timed by its
     # bytes was 42 times faster than a matmul of equal size.
     replace(by_bytes(UNTRANSLATED), estimators=(RooflineEfficiency(spread=UNKNOWN_SPREAD**2),)),

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from lightning_predict.hardware.records import Gpu
+from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -31,7 +31,9 @@ from lightning_predict.kernels.features import (
     wave_quantisation,
     work_features,
 )
+from lightning_predict.kernels.memory_bound import loads_singly
 from lightning_predict.kernels.operations import (
+    Alternative,
     Array,
     CountedShape,
     NamedFeatures,
@@ -129,6 +131,18 @@ def as_transfer(times: float = 1.0) -> Surrogate:
     return Surrogate(parts)
 
 
+STREAMED: Final = Alternative(
+    shape=lambda shape: OperationShape("stream", "float32", _bytes_of(batch_shapes([shape]))),
+    is_on=lambda gpu: gpu.vendor == NVIDIA and gpu.has_stacked_memory,
+    bounds_networks=True,
+)
+"""Upper bound of kernels with vectorized loads, which reach the same share of the bandwidth of HBM."""
+
+
+def _bytes_of(batch: ShapeBatch) -> tuple[float, float, float]:
+    return float(batch.bytes_read[0]), float(batch.bytes_written[0]), 0.0
+
+
 def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationSpec:
     """Return an operation on a (rows, cols) tensor by its counts per element, timed as a transfer of its bytes."""
     return OperationSpec(
@@ -159,7 +173,7 @@ def _is_float(tensor: TensorInfo) -> bool:
 
 def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     first = operation.inputs[0]
-    if CONTIGUOUS_ELEMENTS in operation.arguments:  # not measured in any table
+    if CONTIGUOUS_ELEMENTS in operation.arguments or loads_singly(operation):  # not measured in any table
         return None
     seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
     if not _is_float(first) or any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in seconds):
@@ -184,17 +198,17 @@ def _calls(*names: str) -> tuple[str, ...]:
 # FLOPs of transcendental functions follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm
 # and an exponential in extended precision: twice a tanh.
 register(
-    replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, estimators=(VECTOR,)),
-    replace(by_element("add_scalar", 1, 1), estimators=(VECTOR,)),
-    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, estimators=(VECTOR,)),
-    replace(by_element("mul_scalar", 1, 1), estimators=(VECTOR,)),
-    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, estimators=(VECTOR,)),
-    replace(by_element("div_scalar", 1, 1), estimators=(VECTOR,)),
+    replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, estimators=(VECTOR, STREAMED)),
+    replace(by_element("add_scalar", 1, 1), estimators=(VECTOR, STREAMED)),
+    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, estimators=(VECTOR, STREAMED)),
+    replace(by_element("mul_scalar", 1, 1), estimators=(VECTOR, STREAMED)),
+    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, estimators=(VECTOR, STREAMED)),
+    replace(by_element("div_scalar", 1, 1), estimators=(VECTOR, STREAMED)),
     replace(by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, estimators=(VECTOR,)),
     replace(by_element("pow_scalar", 1, 1, 40), estimators=(VECTOR,)),
-    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, estimators=(VECTOR,)),
-    replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, estimators=(VECTOR,)),
-    replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, estimators=(VECTOR,)),
+    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, estimators=(VECTOR, STREAMED)),
+    replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, estimators=(VECTOR, STREAMED)),
+    replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, estimators=(VECTOR, STREAMED)),
     # The mask has one byte per element; `translation.work_items` finds the calls that draw, scale and apply it.
     replace(by_element("dropout", 1, 1.25, 2), estimators=(VECTOR, as_transfer())),
     by_element("dropout_backward", 1.25, 1),

@@ -33,7 +33,13 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import TYPICAL_UTILISATION, issue_rate, memory_bandwidth, rounds
+from lightning_predict.kernels.roofline import (
+    DELIVERED_SHARE,
+    TYPICAL_UTILISATION,
+    issue_rate,
+    memory_bandwidth,
+    rounds,
+)
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
@@ -93,10 +99,6 @@ On HBM, float16 is not faster. On other memory, timm's training on the RTX 3090 
 elements per second (training data). With this speed-up, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10
 to 5 % too slow."""
 
-DELIVERED_SHARE: Final = 0.9
-"""Share of the bandwidth that the same kernel reaches."""
-
-
 GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
 """SM cycles per element of group norm, forward and backward. PyTorch loads single elements for the statistics.
 
@@ -124,20 +126,18 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
     return latency
 
 
-LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
-"""SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True).
+LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.47, 375.0)}
+"""SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True)."""
 
-On the H200 with torch 2.11 (own measurements, 2026-11-27), large shapes with rows of 608 and 4,120 elements take
-0.84 and
-0.40 cycles per element in 16 bits, and 1.12 and 0.78 in float32. Older torch takes 0.64 to 0.74 in cudnn-frontend's
-tables (H200, GB200, GB300), and 1.03 to 1.42 in Liger's float32 rows (two A100s, H100)."""
+GRADIENT_ROW_CYCLES: Final = 130.0
+"""SM cycles of a row in the gradient of a norm's input, in addition to its bytes."""
 
-NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
-"""SM cycles of the backward pass of layer and RMS norm, per element and per row, in 16 bits (False) and float32
-(True).
-
-On the H200 (own measurements), rows of 608 and 4,120 elements take 2.27 and 0.83 cycles per element in 16 bits. In
-float32, rows of 608 elements take 2.33."""
+WEIGHT_ROW_CYCLES: Final = 9.0
+"""Cycles of a row in the gradient of a norm's weight. A block sums 32 columns over all rows."""
+SPLIT_ROWS: Final = 65536
+SPLIT_COLUMNS: Final = 32
+"""Minimum number of rows, and columns per block, with which PyTorch splits the rows of that sum among blocks, if there
+are fewer blocks than half of the multiprocessors (`layer_norm_kernel.cu`)."""
 
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -154,7 +154,12 @@ def _layer_norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 
 def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-    seconds: Array = _row_cycles(batch, NORM_BACKWARD_CYCLES) / issue_rate(gpu)
+    """Return the time of two kernels: the gradient of the input, and the sum over rows for that of the weight."""
+    rows, columns = batch.columns["rows"], batch.columns["cols"]
+    streamed = rows * columns * batch.element_bytes / (DELIVERED_SHARE * gpu.dram_bytes_per_second)
+    is_split = (rows > SPLIT_ROWS) & (columns / SPLIT_COLUMNS < gpu.streaming_multiprocessors / 2)
+    by_row = np.where(is_split, 0.0, rows * WEIGHT_ROW_CYCLES / gpu.boost_clock_hz)
+    seconds: Array = 3 * streamed + rows * GRADIENT_ROW_CYCLES / issue_rate(gpu) + np.maximum(2 * streamed, by_row)
     return seconds
 
 
@@ -286,7 +291,7 @@ register(
         by_element("softmax", 1, 1, 5),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
-        estimators=(VECTOR, Alternative(shape=_streamed(math.inf), is_on=lambda chip: chip.streams_softmax)),
+        estimators=(VECTOR, Alternative(shape=_streamed(math.inf), is_on=lambda gpu: gpu.generation.streams_softmax)),
         reduces_rows=True,
         latency=_softmax_latency,
     ),
@@ -309,7 +314,10 @@ register(
         by_element("layer_norm", 1, 1, 8),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
-        estimators=(VECTOR, Alternative(shape=_streamed(STREAMED_COLUMNS), is_on=lambda chip: chip.streams_norms)),
+        estimators=(
+            VECTOR,
+            Alternative(shape=_streamed(STREAMED_COLUMNS), is_on=lambda gpu: gpu.generation.streams_norms),
+        ),
         reduces_rows=True,
         latency=_layer_norm_latency,
     ),

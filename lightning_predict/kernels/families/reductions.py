@@ -13,10 +13,14 @@ import math
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
-from lightning_predict.kernels.operations import COMPUTE_BYTES, OperationShape, register, translates
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, OperationShape, ShapeBatch, register, translates
+from lightning_predict.kernels.roofline import DELIVERED_SHARE, SHORTEST_KERNEL_SECONDS
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
@@ -47,8 +51,53 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
     data = operation.inputs[0]
     if not data.elements:
         return ()
-    written = float(bytes_written(operation))
-    return (OperationShape("transfer", "float32", (float(bytes_read(operation)), written, float(data.elements))),)
+    return (summed(data, float(bytes_written(operation)), _columns_kept(data, operation)),)
+
+
+REDUCTION_THREADS: Final = 128
+REDUCTION_VECTOR: Final = 4
+LEAST_VALUES: Final = 16
+MOST_VALUES: Final = 256
+"""Threads per block of PyTorch's sums over the rows of a matrix, columns per thread, and the fewest and most rows that
+a thread adds if blocks share a column (`Reduce.cuh`)."""
+
+PARTIAL_SUM_CYCLES: Final = 660.0
+"""Cycles in which a thread reads one block's partial sum from the L2 cache, one after another."""
+
+
+def _column_sum_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
+    """Return the time to read a matrix, and then the partial sums of the blocks that share a column."""
+    rows, columns = batch.columns["rows"], batch.columns["cols"]
+    wide = np.clip(2 ** np.floor(np.log2(np.maximum(columns / REDUCTION_VECTOR, 1))), 1, 32)
+    high = REDUCTION_THREADS / wide
+    of_thread = np.ceil(rows / high)
+    across = np.ceil(columns / (REDUCTION_VECTOR * wide))
+    fitting = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor / REDUCTION_THREADS / across
+    shared = np.minimum(np.ceil(fitting), np.ceil(of_thread / LEAST_VALUES))
+    shared = np.maximum(shared, np.ceil(of_thread / MOST_VALUES))
+    is_shared = (of_thread >= high * LEAST_VALUES) | (of_thread >= MOST_VALUES)
+    serial = np.where(is_shared, shared / high, of_thread / REDUCTION_VECTOR) * PARTIAL_SUM_CYCLES
+    read = batch.bytes_moved / (DELIVERED_SHARE * gpu.dram_bytes_per_second)
+    seconds: Array = read + serial / gpu.boost_clock_hz + 2 * SHORTEST_KERNEL_SECONDS  # with a fill of the semaphores
+    return seconds
+
+
+register(replace(by_element("column_sum", 1, 0), latency=_column_sum_latency))
+
+
+def summed(data: TensorInfo, written: float, columns: int) -> OperationShape:
+    """Return the shape of a sum over the rows of a tensor with some columns; 0 columns for other sums."""
+    if columns == 0:
+        return OperationShape("transfer", "float32", (float(data.size_bytes), written, float(data.elements)))
+    return OperationShape("column_sum", compute_dtype(data), (float(data.elements // columns), float(columns)))
+
+
+def _columns_kept(data: TensorInfo, operation: Operation) -> int:
+    """Return the number of columns of a sum over the leading dimensions; 0 for other sums."""
+    given = operation.arguments.get("dim")
+    reduced = {int(one) % max(len(data.shape), 1) for one in (given if isinstance(given, (list, tuple)) else [])}
+    is_leading = 0 < len(reduced) < len(data.shape) and reduced == set(range(len(reduced)))
+    return math.prod(data.shape[len(reduced) :]) if is_leading else 0
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
