@@ -15,7 +15,7 @@ from lightning_predict.kernels.corrections import torch_version_factor
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.record.torch_releases import for_torch_release
 from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
-from lightning_predict.timeline.host import HOSTS, host_of
+from lightning_predict.timeline.host import HOSTS, SERVER_HOST, host_of
 from lightning_predict.uncertainty import SLOWEST_HOST
 
 
@@ -217,3 +217,13 @@ def test_host_class_is_refused_if_cpu_was_measured(step: Trace) -> None:
     with pytest.raises(InvalidArgumentError, match="'fast' has no effect: the CPU time of this step was measured"):
         lp.predict(trace, ["L4"], host="fast")
     assert lp.predict(trace, ["L4"], host=0.5)["L4"].host_seconds < lp.predict(trace, ["L4"])["L4"].host_seconds
+
+
+def test_unknown_host_of_a_server_gpu_takes_longer_than_the_table(step: Trace) -> None:
+    found = lp.predict(step, ["H100-SXM-80GB", "H100-PCIe-80GB", "A100-SXM-80GB", "RTX-4090"])
+    table = found["A100-SXM-80GB"].host_seconds
+    assert found["H100-SXM-80GB"].host_seconds == pytest.approx(SERVER_HOST * table)
+    assert found["H100-PCIe-80GB"].host_seconds == pytest.approx(table)
+    asked = lp.predict(step, ["H100-SXM-80GB", "RTX-4090"], host="median")
+    assert asked["H100-SXM-80GB"].host_seconds == pytest.approx(asked["RTX-4090"].host_seconds)
+    assert any("A usual server's CPU needs" in note for note in found["H100-SXM-80GB"].notes)

@@ -111,6 +111,16 @@ class WorkTimes:
         """Middle of the prediction."""
         return self.interval.middle
 
+    def on(self, rows: Sequence[int]) -> WorkTimes:
+        """Return the times on some of the GPUs."""
+        extrapolated = None if self.extrapolated_share is None else self.extrapolated_share[rows]
+        return replace(
+            self,
+            interval=self.interval.map(lambda seconds: seconds[rows]),
+            shares={method: share[rows] for method, share in self.shares.items()},
+            extrapolated_share=extrapolated,
+        )
+
 
 def check_method(method: str) -> Method:
     """Validate the name of a method.

@@ -36,7 +36,7 @@ from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, with_host_work
-from lightning_predict.timeline.host import UNKNOWN_HOST
+from lightning_predict.timeline.host import TABLE_HOST, UNKNOWN_HOST
 from lightning_predict.timeline.same_gpu_check import same_gpu_check
 from lightning_predict.timeline.simulation import (
     Queue,
@@ -95,7 +95,8 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
     check = same_gpu_check(trace, origin, models)
     if check is None:
         return plain
-    (step,) = predict_steps(plain, predict_work_times(plain, [origin], origin=None, models=models), [origin])
+    timed = predict_work_times(plain, [origin], origin=None, models=models)
+    (step,) = predict_steps(plain, timed, [origin], host=TABLE_HOST)
     return replace(plain, running_step_seconds=step.seconds * check.measured_seconds / check.predicted_seconds)
 
 

@@ -40,6 +40,7 @@ from typing import Final, final
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import microseconds_to_seconds
+from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.uncertainty import FASTEST_HOST, FORMULA_SPREAD, SLOWEST_HOST, SURROGATE_SPREAD
@@ -190,13 +191,29 @@ class Host:
     @property
     def measured_factor(self) -> float:
         """Factor on the time of a measured host. A host class has no effect: the measurement is more precise."""
-        return self.share * (self.factor if self.spread is None else 1.0)
+        return self.share * (self.factor if self.spread is None and self.name != SERVER else 1.0)
 
 
 GRAPH_HOST_SHARE: Final = 0.05
 """Host time of a step that is replayed as a CUDA graph, relative to launching each kernel."""
 
 UNKNOWN_HOST: Final = Host()
+TABLE_HOST: Final = Host(name="table's")
+"""Host of the table of overheads, for comparisons with a measured host."""
+
+SERVER: Final = "usual server's"
+SERVER_HOST: Final = 1.25
+"""Name of the usual host of GPUs with NVLink since 2022, and its time relative to the table: many cores with low
+clocks, often in a virtual machine."""
+
+
+def usual_host(host: Host, gpu: Gpu) -> Host:
+    """Return the usual host of a GPU instead of an unknown host."""
+    is_server = gpu.launch_year >= 2022 and gpu.nvlink_bytes_per_second is not None
+    if not is_server or (host.factor, host.spread, host.name) != (1.0, None, UNKNOWN_HOST.name):
+        return host
+    return replace(host, factor=SERVER_HOST, name=SERVER)
+
 
 HOSTS: Final[Mapping[str, Host]] = {
     "fast": Host(0.55, SURROGATE_SPREAD, "fast"),

@@ -32,7 +32,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.record.trace import Trace
-from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
+from lightning_predict.timeline.host import TABLE_HOST, UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.timeline.verdict import Verdict
 
@@ -100,7 +100,8 @@ def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None
         host_seconds_unprofiled=trace.host_seconds_unprofiled,
         operations=tuple(replace(operation, kernels=()) for operation in trace.operations),
     )
-    (step,) = predict_steps(shapes, predict_work_times(shapes, [origin], origin=None, models=models), [origin])
+    timed = predict_work_times(shapes, [origin], origin=None, models=models)
+    (step,) = predict_steps(shapes, timed, [origin], host=TABLE_HOST)
     return SameGpuCheck(
         gpu=origin.name,
         measured_seconds=statistics.median(trace.measured_steps),

@@ -33,7 +33,7 @@ from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import PHASES, Phase, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
-from lightning_predict.timeline.host import PROFILER_SLOWDOWN, UNKNOWN_HOST, Host
+from lightning_predict.timeline.host import PROFILER_SLOWDOWN, UNKNOWN_HOST, Host, usual_host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
 from lightning_predict.uncertainty import (
@@ -185,6 +185,35 @@ def predict_steps(
         spread: Scatter of whole steps around predictions from shapes only; None uses the bundled spread. The spread
             does not apply to steps with measured kernels, because shared errors cancel in ratios.
     """
+    found: dict[int, StepPrediction] = {}
+    hosts = [host if is_host_measured else usual_host(host, one) for one in gpus]
+    for kind in dict.fromkeys(hosts):
+        rows = [row for row, one in enumerate(hosts) if one == kind]
+        some = (timed.on(rows), [gpus[row] for row in rows]) if len(rows) < len(gpus) else (timed, gpus)
+        steps = _with_host(
+            trace,
+            *some,
+            origin=origin,
+            host=kind,
+            is_host_measured=is_host_measured,
+            correlation=correlation,
+            spread=spread,
+        )
+        found |= dict(zip(rows, steps, strict=True))
+    return tuple(found[row] for row in range(len(gpus)))
+
+
+def _with_host(
+    trace: Trace,
+    timed: WorkTimes,
+    gpus: Sequence[Gpu],
+    *,
+    origin: Gpu | None,
+    host: Host,
+    is_host_measured: bool,
+    correlation: float | None,
+    spread: StepSpread | None,
+) -> tuple[StepPrediction, ...]:
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:
         measured = measured_host(own.host)
