@@ -51,8 +51,9 @@ def measure(
     """Measure operations on this machine's GPU, into tables that `train` reads.
 
     It first prints the expected duration. Families of operations with a neural network come first, each until it has
-    enough rows. Then each other operation is measured with a dozen shapes, for a correction factor. If the run is
-    interrupted, the same command continues it.
+    enough rows. Then each other operation is measured with a dozen shapes, for a correction factor. At the end, three
+    training steps are recorded, by which `train` checks its weights. If the run is interrupted, the same command
+    continues it.
 
     Args:
         output: Folder of the tables. Measurements that it contains already are not repeated.
@@ -98,6 +99,13 @@ def measure(
             announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
+    if device == "cuda" and found.left == 0:
+        import torch
+
+        from lightning_predict.own_weights.measuring.typical_steps import record_steps
+        from lightning_predict.own_weights.training.tables import STEPS_FOLDER
+
+        record_steps(output / STEPS_FOLDER, torch.device(device))
     shares = _measured_shares(found, name_of(device, gpu))
     lines = _measured_lines(found, output, shares)
     return CommandAnswer(data=lambda: {**json_value(found), "shares": shares}, show=lambda: print("\n".join(lines)))
@@ -215,6 +223,7 @@ def first_hour(
 def train(tables: Path, /, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
     """Tune the weights to your own GPU, from the tables of `measure`, and score them on held-out rows.
 
+    A network or factor is kept only if held-out rows improve and no step that `measure` recorded gets worse.
     The training starts from the shipped weights and takes minutes. Progress is printed to standard error. Use the
     result with `predict --weights FOLDER`. Operations with too few measurements, and all other GPUs, keep the shipped
     weights.
@@ -238,10 +247,11 @@ def train(tables: Path, /, *, output: Path = Path("weights"), seed: int = 0) -> 
             "" if one.before is None else f"{one.before:.1%}",
             f"{one.after:.1%}",
             f"{one.coverage:.0%}",
+            one.refused or "",
         ]
         for one in scores
     ]
-    headers = ["GPU", "operation", "dtype", "rows", "mean error before", "after", "in interval"]
+    headers = ["GPU", "operation", "dtype", "rows", "mean error before", "after", "in interval", "refused"]
     lines = [aligned(headers, rows, right=range(3, 7)) if rows else NO_SCORES]
     if eager:
         lines.append(f"{eager} rows are left out: no CUDA graph timed them, so they hold launches.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -104,6 +105,22 @@ TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
     "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
 }
 """Makers of training steps by name. Each takes the device of the step, and `capturable`."""
+
+
+RECORDED_AFTER: Final = 12
+"""Number of steps before the recorded one, most of them timed as in a training loop."""
+
+
+def record_steps(folder: Path, device: torch.device) -> tuple[Path, ...]:
+    """Record the typical steps on a GPU into a folder, unless they are there; `train` checks its weights with them."""
+    paths = []
+    for name, make in TYPICAL_STEPS.items():
+        path = folder / f"{name}.json.gz"
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            capture(make(device), warmup_steps=RECORDED_AFTER).save(path)
+        paths.append(path)
+    return tuple(paths)
 
 
 def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> dict[str, float]:

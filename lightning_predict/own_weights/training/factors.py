@@ -64,11 +64,12 @@ def _holds_in_cross_validation(residuals: Array, group: Group) -> bool:
     errors = [
         math.log(factor_of(residuals[rows != row], group.take(rows != row)).factor) - residuals[row] for row in rows
     ]
-    weights = _weights(group)
+    weights = row_weights(group)
     return bool((weights * np.abs(errors)).sum() < (1 - MIN_GAIN) * (weights * np.abs(residuals)).sum())
 
 
-def _weights(group: Group) -> Array:
+def row_weights(group: Group) -> Array:
+    """Return the weights of rows in errors: short rows count in proportion to their time."""
     weights: Array = np.minimum(group.seconds / LONG_SECONDS, 1.0)
     return weights
 
@@ -88,7 +89,7 @@ def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
 
 def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
     """Return the factor for the residuals of a group's rows."""
-    weights = _weights(group)
+    weights = row_weights(group)
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
     middle = median * count / (count + SHRINK_ROWS)

@@ -12,9 +12,10 @@ GPU, in every source and in every run. Example::
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -23,12 +24,19 @@ import numpy.typing as npt
 
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import MeasurementTableError
-from lightning_predict.base.units import milliseconds_to_seconds
+from lightning_predict.base.units import MICROSECOND, milliseconds_to_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Columns, ShapeBatch, operation_spec, shape_batch
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER
 
 HELD_OUT_SHARE: Final = 0.15
 """Share of held-out shapes, which errors are reported for."""
+
+LONGEST_REPLAY_SECONDS: Final = 3 * MICROSECOND
+"""Upper bound on the time of a replay of a CUDA graph, in addition to its kernels."""
+
+STEPS_FOLDER: Final = "steps"
+"""Folder beside the tables with the steps that `measure` recorded."""
 
 CALIBRATION_SHARE: Final = 0.08
 """Share of calibration shapes, which determine when training stops and how wide intervals are."""
@@ -164,7 +172,20 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
         for key, values in read_rows(folder / kind.file, kind).items()
     ]
     check_any_captured(groups, folder, present)
+    groups = _without_replay(groups)
     return tuple(sorted(groups, key=lambda group: (group.batch.operation, group.batch.dtype, group.gpu)))
+
+
+def _without_replay(groups: Sequence[Group]) -> list[Group]:
+    """Subtract the time of a graph's replay, up to which the shortest row of a GPU is its shortest kernel."""
+    shortest: dict[str, float] = {}
+    for group in groups:
+        shortest[group.gpu] = min(shortest.get(group.gpu, math.inf), float(group.seconds.min()))
+    replay = {
+        gpu: min(max(seconds - SHORTEST_KERNEL_SECONDS, 0.0), LONGEST_REPLAY_SECONDS)
+        for gpu, seconds in shortest.items()
+    }
+    return [replace(group, seconds=group.seconds - replay[group.gpu]) for group in groups]
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, final
 
 import numpy as np
@@ -24,16 +25,24 @@ from lightning_predict.base.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, NetworkSpec, network_specs
-from lightning_predict.own_weights.training.factors import conformal_quantile, log_residuals, measured_factors
+from lightning_predict.own_weights.training.factors import (
+    conformal_quantile,
+    log_residuals,
+    measured_factors,
+    row_weights,
+)
 from lightning_predict.own_weights.training.networks import (
     TrainingPlan,
     collect_rows,
     train_network,
     with_constants_in_bias,
 )
-from lightning_predict.own_weights.training.tables import Group, read_own_tables, split_rows
+from lightning_predict.own_weights.training.tables import STEPS_FOLDER, Group, read_own_tables, split_rows
+from lightning_predict.record.recorded_on import gpu_in_use
+from lightning_predict.record.trace import Trace
 from lightning_predict.weights.files import sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import GpuWeights, LoadedWeights, MeasuredFactor, NetworkWeights
@@ -61,6 +70,7 @@ class OwnScore:
     """Errors on held-out measurements, |predicted / measured - 1|, before and after tuning.
 
     Attributes:
+        refused: Why the network or factor was not stored; None if it was.
         before: Mean error of the previous network; None without a previous network.
         after: Mean error of the tuned network.
         median: Median error of the tuned network.
@@ -75,6 +85,7 @@ class OwnScore:
     after: float
     median: float
     coverage: float
+    refused: str | None = None
 
 
 @final
@@ -100,6 +111,9 @@ def tune_weights(
 ) -> tuple[OwnScore, ...]:
     """Tune networks to the GPUs of your tables, and write a weights file for each GPU, and a manifest.
 
+    A network or factor is stored only if it lowers the errors on held-out rows, weighted by their time, and does not
+    raise the errors on the recorded steps of the tables (`STEPS_FOLDER`).
+
     Existing weights files in the output folder are deleted. The number of parallel `jobs` does not change the results.
     Without a `plan`, it is `TUNING`, or `FRESH` if no network ships. `done` gets a sentence after each network.
 
@@ -117,23 +131,84 @@ def tune_weights(
     shipped = load_weights(sorted(gpus))
     tasks = [task for card in gpus.values() for task in _tasks(card, groups, shipped, seed)]
     calls = [delayed(_tuned)(task, plan, seed) for task in tasks]
-    tuned: dict[str, dict[str, NetworkWeights]] = {}
+    tuned: dict[str, dict[str, NetworkWeights]] = {name: {} for name in gpus}
     scores: list[OwnScore] = []
+    steps = {name: _steps_on(tables, card) for name, card in gpus.items()}
     for task, network in zip(tasks, Parallel(n_jobs=jobs, return_as="generator")(calls), strict=True):
-        tuned.setdefault(task.gpu.name, {})[task.family.name] = network
-        scores += _scores(task, network, seed)
-        done(f"{task.gpu.name}: {task.family.name}")
-    factors: dict[str, dict[str, MeasuredFactor]] = {}
+        name, own = task.gpu.name, tuned[task.gpu.name]
+        models, changed = (
+            _models_with(name, kept, shipped, seed) for kept in (own, {**own, task.family.name: network})
+        )
+        refused = _why_worse(task.groups, task.gpu, models, changed, steps[name], seed)
+        if refused is None:
+            own[task.family.name] = network
+        scores += [replace(one, refused=refused) for one in _scores(task, network, seed)]
+        done(f"{name}: {task.family.name}" + ("" if refused is None else f" refused, {refused}"))
+    factors: dict[str, dict[str, MeasuredFactor]] = {name: {} for name in gpus}
     for name, card in gpus.items():
         others = _without_network(card, groups, tasks)
-        models = _models_with(name, tuned.get(name, {}), shipped, seed)
-        factors[name] = measured_factors(others, card, models, seed=seed)
-        scores += _factor_scores(others, card, factors[name], models, seed)
-        done(f"{name}: {len(factors[name])} factors")
+        models = _models_with(name, tuned[name], shipped, seed)
+        found = measured_factors(others, card, models, seed=seed)
+        for score, group in _factor_scores(others, card, found, models, seed):
+            key = f"{score.operation}/{score.dtype}"
+            own_models, changed = (
+                _models_with(name, tuned[name], shipped, seed, kept)
+                for kept in (factors[name], {**factors[name], key: found[key]})
+            )
+            refused = _why_worse([group], card, own_models, changed, steps[name], seed)
+            if refused is None:
+                factors[name][key] = found[key]
+            scores.append(replace(score, refused=refused))
+        done(f"{name}: {len(factors[name])} of {len(found)} factors")
     if not tasks and not any(factors.values()):
         raise MeasurementTableError(_too_few(groups, seed))
     _write(tuned, factors, tasks, scores, shipped, output, seed)
     return tuple(scores)
+
+
+NO_WORSE: Final = 1e-3
+"""Change of an error on recorded steps that counts as none."""
+
+
+def _steps_on(tables: Path, card: Gpu) -> tuple[Trace, ...]:
+    """Return the steps of a folder of tables that were recorded with kernels on a GPU."""
+    steps = [Trace.load(path) for path in sorted((tables / STEPS_FOLDER).glob("*.json.gz"))]
+    return tuple(step for step in steps if step.has_measured_kernels and gpu_in_use(step) == card)
+
+
+def _why_worse(
+    groups: Iterable[Group],
+    card: Gpu,
+    before: BundledModels,
+    after: BundledModels,
+    steps: Sequence[Trace],
+    seed: int,
+) -> str | None:
+    """Return why changed models are no improvement; None if they are one."""
+    held_out = [group.take(split_rows(group.batch.columns, seed=seed).held_out) for group in groups]
+    held_out = [group for group in held_out if len(group.seconds)]
+    if held_out:
+        weights = np.concatenate([row_weights(group) for group in held_out])
+        own, new = (
+            float(weights @ np.abs(np.concatenate([log_residuals(group, card, models) for group in held_out])))
+            for models in (before, after)
+        )
+        if new >= own:
+            return "its held-out rows get worse"
+    for step in steps:
+        own_errors, new_errors = (_step_errors(step, card, one) for one in (before, after))
+        if any(new > own + NO_WORSE for own, new in zip(own_errors, new_errors, strict=True)):
+            return "a recorded step gets worse"
+    return None
+
+
+def _step_errors(step: Trace, card: Gpu, models: BundledModels) -> tuple[float, float]:
+    """Return the net and the item-by-item error of a recorded step's GPU time, predicted from its shapes."""
+    shapes = replace(step.untimed(), operations=tuple(replace(one, kernels=()) for one in step.operations))
+    timed = predict_work_times(shapes, [card], origin=None, models=models)
+    measured = [sum(k.seconds for own in item.operations for k in step.operations[own].kernels) for item in timed.items]
+    errors = timed.seconds[0] - np.array(measured)
+    return abs(float(errors.sum())) / sum(measured), float(np.abs(errors).sum()) / sum(measured)
 
 
 def _without_network(card: Gpu, groups: Sequence[Group], tasks: Sequence[_Task]) -> list[Group]:
@@ -145,26 +220,33 @@ def _without_network(card: Gpu, groups: Sequence[Group], tasks: Sequence[_Task])
     ]
 
 
-def _models_with(name: str, networks: Mapping[str, NetworkWeights], shipped: LoadedWeights, seed: int) -> BundledModels:
-    """Return the shipped models with the tuned networks of one GPU, without correction factors."""
+def _models_with(
+    name: str,
+    networks: Mapping[str, NetworkWeights],
+    shipped: LoadedWeights,
+    seed: int,
+    factors: Mapping[str, MeasuredFactor] = MappingProxyType({}),
+) -> BundledModels:
+    """Return the shipped models with the tuned networks and the correction factors of one GPU."""
     known = shipped.gpus.get(name)
-    own = GpuWeights(name, {**(known.families if known else {}), **networks}, RECIPE_NAME, seed, ())
-    gpus = {**shipped.gpus, name: own} if own.families else shipped.gpus
+    own = GpuWeights(name, {**(known.families if known else {}), **networks}, RECIPE_NAME, seed, (), factors)
+    gpus = {**shipped.gpus, name: own} if own.families or factors else shipped.gpus
     return BundledModels(networks=UtilisationModels(replace(shipped, gpus=gpus)))
 
 
 def _factor_scores(
     groups: Sequence[Group], card: Gpu, factors: Mapping[str, MeasuredFactor], models: BundledModels, seed: int
-) -> Iterable[OwnScore]:
-    """Yield the scores of factors on held-out rows."""
+) -> Iterable[tuple[OwnScore, Group]]:
+    """Yield the scores of factors on held-out rows, or on all rows if none is held out."""
     for group in groups:
         found = factors.get(f"{group.batch.operation}/{group.batch.dtype}")
-        held_out = group.take(split_rows(group.batch.columns, seed=seed).held_out)
-        if found is None or not len(held_out.seconds):
+        if found is None:
             continue
-        before = -log_residuals(held_out, card, models)  # log(predicted / measured)
+        held_out = group.take(split_rows(group.batch.columns, seed=seed).held_out)
+        checked = held_out if len(held_out.seconds) else group
+        before = -log_residuals(checked, card, models)  # log(predicted / measured)
         error = before + math.log(found.factor)
-        yield _score(card, held_out, before, error, found.half_width)
+        yield _score(card, checked, before, error, found.half_width), group
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
@@ -313,7 +395,7 @@ def _write(
                     coverage=round(one.coverage, 3),
                 )
                 for one in scores
-                if one.gpu == name
+                if one.gpu == name and one.refused is None
             },
         )
     manifest = Manifest(recipe=RECIPE_NAME, seed=seed, files=entries)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.hardware import gpu
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import operation_shape, shape_batch
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
+from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.own_weights.measuring import typical_steps
 from lightning_predict.own_weights.training.networks import TrainingPlan
+from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, STEPS_FOLDER, read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
+from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
-from tests.own_weights.training.example import write_own_table
+from tests.own_weights.training.example import measured, write_own_table
 
 briefly = partial(tune_weights, plan=TrainingPlan(steps=120, batch_rows=256, learning_rate=1e-3), jobs=1)
 
@@ -76,3 +86,68 @@ def test_a_gpu_that_the_catalogue_does_not_have_is_named(tmp_path: Path) -> None
 def test_a_folder_without_tables_of_ones_own_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MeasurementTableError, match=r"`lightning-predict measure`.*python -m benchmarks.training"):
         briefly(tmp_path, tmp_path / "weights")
+
+
+def recorded_product(seconds: float) -> Trace:
+    """A step of one product of 2,048 rows and columns, recorded on a T4."""
+    data = TensorInfo((2048, 2048), "float32")
+    kernel = Kernel(
+        name="gemm",
+        seconds=seconds,
+        grid=(256, 1, 1),
+        block=(256, 1, 1),
+        registers_per_thread=64,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0.0,
+    )
+    product = Operation(name="aten::mm", phase="forward", inputs=(data, data), outputs=(data,), kernels=(kernel,))
+    return Trace(operations=(product,), device="cuda", recorder="profiler", gpu_reported_name="Tesla T4")
+
+
+@pytest.mark.parametrize(("is_as_shipped", "refused"), [(True, "a recorded step gets worse"), (False, None)])
+def test_network_that_makes_a_recorded_step_worse_is_refused(
+    tmp_path: Path, is_as_shipped: bool, refused: str | None
+) -> None:
+    write_own_table(tmp_path, [gpu("T4")], rows=900)
+    shape = operation_shape("linear", "float32", m=2048, n=2048, k=2048)
+    shipped = float(predict_operation_times([shape], [gpu("T4")], kernel_models(("T4",))).seconds[0, 0])
+    by_law = float(measured(gpu("T4"), shape_batch("linear", "float32", b=1, m=2048, n=2048, k=2048))[0])
+    assert abs(shipped / by_law - 1) > 0.1
+    (tmp_path / STEPS_FOLDER).mkdir()
+    recorded_product(shipped if is_as_shipped else by_law).save(tmp_path / STEPS_FOLDER / "product.json.gz")
+    (score,) = briefly(tmp_path, tmp_path / "weights")
+    assert score.refused == refused
+    manifest = read_manifest(tmp_path / "weights")
+    assert manifest is not None
+    assert ("T4.safetensors" in manifest.files) == (refused is None)
+
+
+def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
+    write_own_table(tmp_path, [gpu("T4")], rows=200)
+    (found,) = read_own_tables(tmp_path)
+    written = np.sort(measured(gpu("T4"), found.batch))
+    replay = min(max(written[0] - SHORTEST_KERNEL_SECONDS, 0.0), LONGEST_REPLAY_SECONDS)
+    np.testing.assert_allclose(np.sort(found.seconds), written - replay, rtol=1e-4)
+
+
+def test_measure_records_its_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def maker(name: str) -> Callable[[torch.device], Callable[[], None]]:
+        def make(device: torch.device) -> Callable[[], None]:
+            def step() -> None:
+                runs.append(name)
+                torch.ones(3, device=device).sum()
+
+            return step
+
+        return make
+
+    steps = {name: maker(name) for name in "ab"}
+    monkeypatch.setattr(typical_steps, "TYPICAL_STEPS", steps)
+    paths = typical_steps.record_steps(tmp_path / STEPS_FOLDER, torch.device("cpu"))
+    assert [path.name for path in paths] == ["a.json.gz", "b.json.gz"]
+    assert runs.count("a") == runs.count("b") == typical_steps.RECORDED_AFTER + 1
+    typical_steps.record_steps(tmp_path / STEPS_FOLDER, torch.device("cpu"))
+    assert len(runs) == 2 * (typical_steps.RECORDED_AFTER + 1)
