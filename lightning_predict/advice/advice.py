@@ -201,7 +201,9 @@ class _Evaluation:
             simulated_gains={self._layouts[place].name: value for place, value in gains.items()},
         )
         if evidence is None:
-            return replace(described, verdict="untested", seconds=own.cycle_seconds, why_not=_UNPROVEN)
+            few = calibration_for(change, self._trace, allows_few=True)
+            why_not = _UNPROVEN if few is None else f"{_UNPROVEN}. {few.words}"
+            return replace(described, verdict="untested", seconds=own.cycle_seconds, why_not=why_not)
         interval = evidence.calibrated_gain(simulated)
         saved, usd = _saved(before, interval.middle)
         return replace(

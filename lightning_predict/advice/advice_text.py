@@ -232,7 +232,7 @@ def _gain_or_simulated(change: EvaluatedChange) -> Interval[float] | None:
 
 NOTHING_GAINS: Final = "No change has a validated gain here."
 SLOWER: Final = "Slower here"
-UNTESTED: Final = "Worth testing (simulated; never validated)"
+UNTESTED: Final = "Worth testing (simulated; under ten pairs)"
 ALIKE: Final = "Similar gain"
 NOISE: Final = "Gain within the noise"
 CLOSED: Final = "Not applicable"

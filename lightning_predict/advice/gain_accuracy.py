@@ -11,7 +11,7 @@ the pairs named in `source`. `python -m benchmarks.accuracy gains` scores the re
 
 A gain is reported only if its errors are smaller than those of a constant, which is the median gain of other model
 families. If the constant is nearer, advice says "try it" without a number. A kind of change without enough pairs has no
-reported gain either; advice then shows the simulated one as never validated.
+reported gain either; advice then shows the simulated one, and the pairs in its reason.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class MeasuredPairs:
             return self.source
         source = f"{self.source}; {self.limits}" if self.limits else self.source
         errors = f"{self.median_error:.0%} off in the median (a constant {self.constant_error:.0%})"
-        return f"simulated, {errors}: {self.pairs} pairs, {source}".replace("%", " %")
+        pairs = "1 pair" if self.pairs == 1 else f"{self.pairs} pairs"
+        return f"simulated, {errors}: {pairs}, {source}".replace("%", " %")
 
     def calibrated_gain(self, simulated: float) -> Interval[float]:
         """Return the reported gain for a simulated gain, with its 90 % interval."""
@@ -139,8 +140,14 @@ CHANNELS_LAST_FAST_SINCE: Final = (2, 1)
 """First torch version whose channels-last convolutions are about as fast as in current versions."""
 
 
-def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
-    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs."""
+def calibration_for(change: Change, trace: Trace, *, allows_few: bool = False) -> MeasuredPairs | None:
+    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs.
+
+    Args:
+        change: The change.
+        trace: The step.
+        allows_few: Also return pairs that are too few to report a gain.
+    """
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)
@@ -148,7 +155,7 @@ def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:
         closer = (*closer, f"{row} before torch 2.1")
     for key in (*closer, row, change.kind):
         found = GAIN_CALIBRATION.get(key)
-        if found is not None and (found.is_enough or found.is_refuted):
+        if found is not None and (found.is_enough or found.is_refuted or allows_few):
             return found
     return None
 

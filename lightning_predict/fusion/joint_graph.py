@@ -372,7 +372,9 @@ def _computed_again(
             made_here.clear()
             copies.clear()
         place = operation.phase, graph.region_of(operation)
-        if graph.fusible[index] and written.isdisjoint(results := _ids(operation.outputs)) and results:
+        results = _ids(operation.outputs)
+        is_own = bool(results) and all(graph.maker.get(one) == index for one in results)
+        if graph.fusible[index] and is_own and written.isdisjoint(results):
             continue  # each kernel that reads the results computes them
         chain: dict[int, None] = {}
         for value in _ids(operation.inputs):

@@ -81,7 +81,7 @@ def test_text_json_and_loggers_have_the_same_gains(advice: lp.Advice) -> None:
     assert {one["name"]: one for one in read["changes"]}["bf16-mixed"]["gain"]["middle"] == half.middle
     text = str(advice)
     assert 'Trainer(precision="bf16-mixed")' in text
-    assert "Worth testing (simulated; never validated)" in text
+    assert "Worth testing (simulated; under ten pairs)" in text
     assert "Rent without changes:" in text
     assert "Where it goes" in text
     assert advice.to_html().count("<table>") == 2

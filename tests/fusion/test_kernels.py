@@ -412,3 +412,13 @@ def test_gradients_of_the_weights_of_a_norm_are_sums_of_their_own_kernel() -> No
     assert gradient[-1] == "aten::_fused_rms_norm_backward"  # in one kernel with the gradient of the activation
     assert len(gradient) > 1
     assert sums == ["triton::column_sums"]
+
+
+def test_mask_of_dropout_is_drawn_once_and_kept() -> None:
+    with torch.device("meta"):
+        layer, data = nn.Linear(512, 512), torch.empty(1024, 512)
+    step = fused(lp.capture(lambda: nn.functional.dropout(layer(data)).sum().backward(), warmup_steps=0))
+    drawn = [one for one in step.operations if "aten::bernoulli_" in one.arguments.get("operations", ())]
+    assert [one.phase for one in drawn] == ["forward"]
+    (mask,) = (tensor for tensor in drawn[0].outputs if tensor.dtype == "uint8")
+    assert {one.phase for one in step.operations if mask in one.inputs} >= {"backward"}

@@ -1,0 +1,106 @@
+"""Fused kernels against those that Inductor schedules for the same models on the CPU: their number and bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import lightning_predict as lp
+from lightning_predict.fusion.kernels import fused
+from lightning_predict.kernels.memory_bound import is_free
+from lightning_predict.kernels.operations import operation_spec
+from lightning_predict.kernels.translation import translate
+from lightning_predict.record.trace import TensorInfo
+from tests.fusion.test_joint_graph import MODELS
+
+LEFT_OUT: Final = {"batch norms", "group norms", "words", "words with a soft cap"}
+"""On the CPU, Inductor copies images and filters to other layouts, and counts each row of which one word is read."""
+
+
+def of_inductor(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[int, int]:
+    """Return number and bytes of the kernels that Inductor generates, without libraries' calls."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor import scheduler
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    sizes: list[int] = []
+
+    def scheduled(graph: fx.GraphModule, inputs: Any, *, is_backward: bool) -> Any:
+        plain = graph.forward
+        mode = torch._guards.detect_fake_mode(inputs)
+        assert mode is not None
+        view_to_reshape(graph)
+        with V.set_fake_mode(mode):
+            post_grad_passes(graph, False)
+            lowered = GraphLowering(graph, inputs, mode.shape_env, is_inference=False, is_backward=is_backward)
+            with V.set_graph_handler(lowered), V.set_debug_handler(DebugContext()):
+                lowered.run(*inputs)
+                lowered.init_wrapper_code()
+                lowered._update_scheduler()
+                kinds = (scheduler.NopKernelSchedulerNode, scheduler.ExternKernelSchedulerNode)
+                kernels = [one for one in lowered.scheduler.nodes if not isinstance(one, kinds)]
+                sizes.extend(one.get_read_write_buffers_sizes() for one in kernels)
+        return make_boxed_func(plain)
+
+    def partitioned(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+
+    backend = aot_autograd(
+        fw_compiler=partial(scheduled, is_backward=False),
+        bw_compiler=partial(scheduled, is_backward=True),
+        partition_fn=partitioned,
+        decompositions=select_decomp_table(),
+    )
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend, dynamic=False)(*arguments).backward()
+    return len(sizes), sum(sizes)
+
+
+def of_ours(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[int, int]:
+    """Return number and bytes of the kernels that are no library's calls."""
+    held = (cell.cell_contents for cell in getattr(model, "__closure__", None) or ())
+    for module in (model, *held):
+        if isinstance(module, nn.Module):
+            module.zero_grad()
+    for data in arguments:
+        data.grad = None
+    step = lp.capture(lambda: model(*arguments).backward(), warmup_steps=0)
+    sizes = []
+    for one in fused(step).operations:
+        shapes = translate(one, step.flags)
+        is_vector = all(operation_spec(each.operation).units == "vector" for each in shapes)
+        if one.inputs and shapes and is_vector and not is_free(one):
+            sizes.append(bytes_of(one.inputs) + bytes_of(one.outputs))
+    return len(sizes), sum(sizes)
+
+
+def bytes_of(tensors: tuple[TensorInfo, ...]) -> int:
+    largest: dict[int | None, int] = {}
+    for one in tensors:
+        largest[one.id] = max(largest.get(one.id, 0), one.size_bytes)
+    return sum(largest.values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_fused_kernels_move_the_bytes_of_inductors_kernels() -> None:
+    errors = {}
+    for name, row in MODELS.items():
+        if name not in LEFT_OUT:
+            (count, moved), (ours, own) = of_inductor(*row), of_ours(*row)
+            errors[name] = own / moved - 1
+            assert abs(ours - count) <= 0.35 * count, name  # sums of columns are split on the CPU
+    assert max(map(abs, errors.values())) < 0.11, errors
+    assert statistics.median(map(abs, errors.values())) < 0.05, errors
