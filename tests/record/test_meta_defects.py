@@ -64,7 +64,8 @@ def test_error_of_targets_on_the_cpu_names_line_and_fix(order: int) -> None:
     layer, images, boxes = nn.Linear(4, 4, device="meta"), torch.empty(2, 4, device="meta"), torch.zeros(2, 4)
 
     def step() -> None:
-        functional.smooth_l1_loss(*(layer(images), boxes)[::order]).backward()
+        first, second = (layer(images), boxes)[::order]
+        functional.smooth_l1_loss(first, second).backward()
 
     words = r"smooth_l1_loss.*` \(test_meta_defects\.py, line \d+, in step\) combines a meta tensor with a tensor on"
     with pytest.raises(CaptureError, match=words) as caught:
