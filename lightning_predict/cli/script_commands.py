@@ -26,8 +26,14 @@ from lightning_predict.registration import GPUS_VARIABLE, PRICE_VARIABLE, SEEN_V
 
 HIGHEST_EXIT_CODE: Final = 255
 
-_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Signals that are forwarded to the script: to end, to save a checkpoint, or to be requeued."""
+_OWN: Final = (
+    *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGTTIN", "SIGTTOU"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"),
+)
+"""Signals that are not forwarded to the script: those that no program can handle, and those about this process."""
+
+_FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGWINCH", "SIGCONT")
+"""Signals that a terminal sends to all processes in the foreground, so that the script has them already."""
 
 
 def run(
@@ -114,15 +120,18 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     is_forwarded, started, early = _parent() != "slurmstepd", list[subprocess.Popen[bytes]](), list[int]()
 
     def forward(number: int, _: object) -> None:
-        for process in started if is_forwarded else ():
+        is_known = not is_forwarded or (number in terminal and _is_in_foreground())
+        for process in () if is_known else started:
             process.send_signal(number)
         early.extend(() if started else (number,))
+        if number == getattr(signal, "SIGTSTP", None):
+            os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT, as the script
 
-    numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
+    terminal, own = ({getattr(signal, name, None) for name in names} for names in (_FROM_TERMINAL, _OWN))
+    # `nohup` ignores SIGHUP, and a program may be started with other ignored signals.
+    heard = [one for one in signal.valid_signals() if one not in own and signal.getsignal(one) is not signal.SIG_IGN]
     before = {number: signal.signal(number, forward) for number in heard}
-    process = subprocess.Popen(command, env=environment)  # before SIGINT is ignored, because a child inherits this
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process = subprocess.Popen(command, env=environment)
     started.append(process)
     for number in early:
         forward(number, None)
@@ -132,6 +141,18 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - code if code < 0 else code
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process is in the foreground of a terminal, which sends Ctrl-C to the script, too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    except (OSError, AttributeError):  # without a terminal, or on Windows
+        return sys.platform == "win32"
 
 
 def _parent() -> str:

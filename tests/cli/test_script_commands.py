@@ -117,7 +117,10 @@ def test_invalid_options_are_rejected_before_script_starts(words: list[str], pro
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    "name",
+    ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGTSTP", "SIGCONT"],
+)
 def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
     # Signals of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran
     # on.
@@ -133,12 +136,16 @@ def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=dict(os.environ),
+        start_new_session=True,  # without a terminal, which would send some signals to the script itself
         # The tests themselves may run under nohup, which ignores SIGHUP in all children.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
+        if name == "SIGTSTP":  # the command stops, too
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            process.send_signal(signal.SIGCONT)
         assert process.wait() == 7
 
 
