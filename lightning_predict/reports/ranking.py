@@ -23,7 +23,7 @@ from typing import Final, Literal, final
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.escaping import markdown_text
-from lightning_predict.base.interval import NORMAL_95, Interval
+from lightning_predict.base.interval import NORMAL_95, NOTHING, Interval
 from lightning_predict.base.ties import NEGLIGIBLE, TIE, clearly_less, least, ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import kind_of_provider
@@ -658,8 +658,11 @@ def _rivals(
 
 
 def _spread(candidate: RankedGpu) -> float:
-    """Return the standard deviation of the logarithm of the time, from its 90 % interval."""
-    low, high = candidate.time.low, candidate.time.high
+    """Return the standard deviation of the logarithm of the time, without what is the same on every GPU."""
+    time, run = candidate.time, candidate.prediction.run
+    same = run.beside if time == run.total else NOTHING
+    low = time.middle - math.sqrt(max(0.0, (time.middle - time.low) ** 2 - (same.middle - same.low) ** 2))
+    high = time.middle + math.sqrt(max(0.0, (time.high - time.middle) ** 2 - (same.high - same.middle) ** 2))
     return math.log(high / low) / (2 * NORMAL_95) if 0 < low < high < math.inf else 0.0
 
 

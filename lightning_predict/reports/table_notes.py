@@ -26,7 +26,6 @@ from lightning_predict.reports.table_rows import (
     TableLine,
     bound_by,
     folded_gpus,
-    is_bound_by_loader,
     lines_of,
     name_in_use,
     shown_period,
@@ -226,14 +225,6 @@ def _extrapolated(predictions: AbstractPredictions) -> Iterator[str]:
         )
 
 
-def _extrapolated_shares(predictions: AbstractPredictions) -> Iterator[str]:
-    marked = _marked(predictions)
-    if len(marked) > 1:
-        names = _names_by(marked, lambda one: share(one.base_share))
-        shares = ", ".join(f"{part} ({', '.join(gpus)})" for part, gpus in names.items())
-        yield f"{EXTRAPOLATION_MARK} Extrapolated share of each GPU: {shares}."
-
-
 def _share_range(shares: Sequence[float]) -> str:
     """Format the range of several shares: `42 to 61 %`."""
     low, high = share(min(shares)), share(max(shares))
@@ -368,17 +359,6 @@ def _bound_by_links(predictions: AbstractPredictions) -> Iterator[str]:
         yield f"Several GPUs: share of a step spent waiting for other GPUs: {', '.join(waits)}."
 
 
-def _bound_by_host(predictions: AbstractPredictions) -> Iterator[str]:
-    def gain(one: Prediction) -> int | None:
-        verdict = one.verdict
-        is_bound = verdict is not None and verdict.bound_by == "host" and not is_bound_by_loader(one)
-        return round(100 * verdict.gain) if verdict is not None and is_bound else None
-
-    gains = [f"{percent} % ({', '.join(names)})" for percent, names in sorted(_names_by(predictions, gain).items())]
-    if gains:
-        yield f"Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only {', '.join(gains)}."
-
-
 def _methods(predictions: AbstractPredictions) -> Iterator[str]:
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
@@ -414,19 +394,14 @@ NOTES: Final[Mapping[str, NoteRule]] = {
     "indirect": _indirect,
     "uncertain bottleneck": _uncertain_bottleneck,
     "early end": _early_end,
-    "extrapolated shares": _extrapolated_shares,
     "in use": _in_use,
     "parts of total": _parts_of_total,
     "bound by links": _bound_by_links,
-    "bound by host": _bound_by_host,
     "methods": _methods,
     "prices": _prices,
     "details": _given(is_detail),
 }
 """Notes by condition: first whether the run fits, then what moves its time and cost most."""
 
-DETAILS: Final = (
-    *("extrapolated shares", "in use", "parts of total", "bound by links", "bound by host"),
-    *("methods", "prices", "details"),
-)
+DETAILS: Final = ("in use", "parts of total", "bound by links", "methods", "prices", "details")
 """Conditions whose notes change no decision, and appear only with `verbose`."""

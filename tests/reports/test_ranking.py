@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import (
@@ -263,6 +263,17 @@ def test_rival_is_named_if_cheaper_in_a_third_of_cases(
     both = "both about $1.00" if dollars == 1.0 else f"about $1.00 and ${dollars:.2f}"
     sentence = f"Rent an L40S ($1.00/h) or an A10G (${dollars:.2f}/h): {both}, the cheapest. L40S takes 16 min 40 s."
     assert str(ranking).startswith(sentence) == bool(rivals)
+
+
+def test_rival_is_not_named_for_doubts_that_all_gpus_share() -> None:
+    # Pauses of 100 to 900 s on either GPU: 10 % between the GPUs is as certain as without the pauses.
+    pauses = Interval(100.0, 500.0, 900.0)
+    total = Interval(600.0, 1000.0, 1400.0)
+    one, other = (
+        with_values(sure(name, 1000, cost), total=total, beside=pauses) for name, cost in (("L40S", 1.0), ("A10G", 1.1))
+    )
+    assert rank(Predictions((one, other))).perhaps_cheapest == ()
+    assert rank(Predictions((with_values(one, beside=NOTHING), other))).perhaps_cheapest == ("A10G",)
 
 
 def test_faster_gpus_state_saved_time_and_extra_cost() -> None:

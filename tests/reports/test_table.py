@@ -44,10 +44,7 @@ def printed(predictions: Predictions, width: int, *, verbose: bool = False) -> s
     return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").splitlines())
 
 
-HOST = Verdict(bound_by="host", idle_share=0.3, gain=0.042, critical_path={})
 DEVICE = Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={})
-BOUND_BY_HOST = with_values(H100, verdict=HOST)
-STUCK = with_values(BOUND_BY_HOST, layout="B200-SXM-180GB", verdict=replace(HOST, gain=0.0))
 SHORT = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
 ALONE = with_values(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
 FOUR = with_values(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
@@ -66,16 +63,6 @@ ENDLESS = with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3
     ("condition", "predictions", "notes"),
     [
         # The loader takes 20 ms: less than a step of 48 ms on the T4, more than 6 ms on the H100.
-        (
-            "bound by host",
-            of(with_values(T4, verdict=DEVICE), BOUND_BY_HOST, STUCK, with_values(STUCK, layout="H200-SXM-141GB")),
-            [
-                "Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only 0 % (B200-SXM-180GB, "
-                "H200-SXM-141GB), 4 % (H100-SXM-80GB)."
-            ],
-        ),
-        ("bound by host", of(with_values(T4, verdict=DEVICE)), []),
-        ("bound by host", of(with_values(BOUND_BY_HOST, loader_seconds=1.0)), []),  # then the loader is the limit
         ("bound by links", of(ALONE), []),
         (
             "bound by links",
@@ -141,11 +128,6 @@ ENDLESS = with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3
             "extrapolated",
             of(SEEN, PARTLY, *UNSEEN),
             ["† 60 to 100 % of these GPUs' time is extrapolated from other GPUs (no measurements on them)."],
-        ),
-        (
-            "extrapolated shares",
-            of(SEEN, PARTLY, *UNSEEN),
-            ["† Extrapolated share of each GPU: 60 % (L4), 100 % (A10G, GH200)."],
         ),
         (
             "prices",
