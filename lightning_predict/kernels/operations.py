@@ -142,6 +142,7 @@ class NetworkSpec:
     @property
     def operations(self) -> tuple[str, ...]:
         """Names of the operations, in order of registration."""
+        _load()
         return tuple(spec.name for spec in _SPECS.values() if self in spec.estimators)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:

@@ -10,15 +10,13 @@ from lightning_predict.kernels.families import (
     attention,
     copies,
     elementwise,
-    embedding,
-    loss,
     matmul,
     norm,
     reductions,
 )
 from lightning_predict.kernels.operations import ON_SPARSE_TENSORS, load_when_asked
 
-__all__ = ["attention", "copies", "elementwise", "embedding", "loss", "matmul", "norm", "reductions"]
+__all__ = ["attention", "copies", "elementwise", "matmul", "norm", "reductions"]
 
 
 def _collective() -> None:
@@ -29,12 +27,20 @@ def _convolution() -> None:
     from lightning_predict.kernels.families import convolution  # noqa: F401
 
 
+def _embedding() -> None:
+    from lightning_predict.kernels.families import embedding  # noqa: F401
+
+
 def _fourier() -> None:
     from lightning_predict.kernels.families import fourier  # noqa: F401
 
 
 def _linalg() -> None:
     from lightning_predict.kernels.families import linalg  # noqa: F401
+
+
+def _loss() -> None:
+    from lightning_predict.kernels.families import loss  # noqa: F401
 
 
 def _optimizer() -> None:
@@ -59,8 +65,10 @@ def _sparse() -> None:
 
 load_when_asked("^all|^broadcast|^reduce_scatter", _collective)
 load_when_asked("conv", _convolution)
+load_when_asked("embedding|look_?ups|table_|interaction", _embedding)
 load_when_asked("fft", _fourier)
 load_when_asked("linalg|solve|chol|inverse|det$|^lu$|_lu_|ldl|\\bqr$|geqrf|or[gm]qr|eig|svd|matrix_exp", _linalg)
+load_when_asked("loss|cross_entropy", _loss)
 load_when_asked("^adam|^sgd|^adagrad", _optimizer)
 load_when_asked("pool", _pooling)
 load_when_asked("4bit|8bit|blockwise|bitsandbytes", _quantized)
