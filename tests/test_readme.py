@@ -101,23 +101,6 @@ def test_demo_trains_and_recommends_a_gpu(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "digits_csv").is_dir()
 
 
-def commands() -> list[str]:
-    """The commands of the README's command line, without their comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("lightning-predict ")]
-
-
-@pytest.mark.parametrize("command", commands(), ids=lambda command: "-".join(command.split()[1:3]).replace("/", "-"))
-def test_every_command_works(command: str, tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    program, *words = command.split()
-    assert program == "lightning-predict"
-    done = run("-m", "lightning_predict.cli", *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-
-
 def test_readme_names_existing_commands() -> None:
     from lightning_predict.cli.parsing import COMMANDS
 

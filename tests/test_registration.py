@@ -100,7 +100,7 @@ def test_failing_factory_does_not_fail_the_trainer(
 def test_trainer_gets_the_callback_from_the_environment(package: str, tmp_path: Path) -> None:
     ran = run(SCRIPT, package, tmp_path, variables={"LIGHTNING_PREDICT": "1", "LIGHTNING_PREDICT_GPUS": "T4,L4"})
     assert ran.returncode == 0, ran.stderr
-    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]
+    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4 ", "L4 ", "this"))]
     assert rows == ["this", "T4", "L4"]
     assert list(tmp_path.iterdir()) == []
 

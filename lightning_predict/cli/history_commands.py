@@ -82,7 +82,7 @@ def history(
 def check_report(file: Path, /) -> CommandAnswer:
     """Check a file of first-hour or of history export before it is sent, or before it counts as a measurement.
 
-    The file is read as foreign data. Its hash must be that of its content, its numbers possible, its GPUs known, and no
+    The file is read as foreign data. Its hash must be that of its content, its numbers possible and its GPUs known. No
     text may name a path, an address, this machine or its user. Exit code 1 if it is not so.
 
     Args:

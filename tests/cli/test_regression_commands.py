@@ -133,7 +133,7 @@ def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run
     assert "linear (float32, forward)" in ran.out
     assert "on T4; " in ran.out
     assert "were recorded." in ran.out
-    assert "Left out, as no recording has it: transfer (forward), 1 calls." in ran.out
+    assert "Left out, as no recording has it: vectorized (forward), 1 calls." in ran.out
     found = run("regress", tmp_path / "net.json", "--layers", tmp_path / "one.json", "--json").json
     assert found["prediction"]["seconds"] == pytest.approx(1e-6 + 1e-12 * 2 * 768**3, rel=1e-6)
     step(matrix_product(256), gpu="NVIDIA L4").save(str(tmp_path / "l4.json"))
@@ -148,7 +148,7 @@ def test_a_network_without_known_layers_is_refused(tmp_path: Path, run: Run) -> 
     step(sigmoid).save(str(tmp_path / "other.json"))
     ran = run("regress", tmp_path / "other.json", "--layers", tmp_path / "one.json")
     assert ran.code == 2
-    assert "has no layer whose kind the recordings of --layers hold: it has transfer (forward)." in ran.err
+    assert "has no layer whose kind the recordings of --layers hold: it has vectorized (forward)." in ran.err
     step(Operation(name="aten::mm", phase="forward")).save(str(tmp_path / "shapeless.json"))
     ran = run("regress", tmp_path / "shapeless.json", "--layers", tmp_path / "one.json")
     assert ran.code == 2

@@ -57,7 +57,7 @@ def test_unmodified_script_is_predicted(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert re.search("callbacks: .*RuntimePredictor CostBudget", ran.stdout)
     assert "arguments: --batch_size 8" in ran.stdout
-    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4", "L4", "this"))]
+    rows = [line.split()[0] for line in ran.stdout.splitlines() if line.startswith(("T4 ", "L4 ", "this"))]
     assert rows == ["this", "T4", "L4"]
     assert "nothing was predicted" not in ran.stderr
 

@@ -114,7 +114,7 @@ def test_one_gpu_has_nothing_to_send_and_takes_as_long_as_the_look_ups(kind: str
         (
             [Assignment(LARGE, "row_wise")],
             {"optimizer": "lion"},
-            "optimizer='lion' is not known; choose one of sgd, row",
+            "optimizer='lion' is not known; choose one of adam, sgd, adagrad, row_wise_adagrad",
         ),
         ([Assignment(LARGE, "row_wise")], {"layout": "0xT4"}, r"'0xT4' has 1 machine\(s\) of 0 GPU"),
     ],

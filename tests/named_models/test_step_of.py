@@ -116,9 +116,11 @@ def test_held_logits_stay_in_memory_during_the_backward_pass(gpt2: str) -> None:
     )
     assert freed.memory.allocated is not None
     assert held.memory.allocated is not None
-    # 32 x 128 tokens, 500 words, 2 bytes (bfloat16 under autocast); the rest of the peak is the same.
+    # 32 x 128 tokens, 500 words, 2 bytes (bfloat16 under autocast). The output also has the keys and values of both
+    # blocks, views of the 192 columns of c_attn's result, which the backward pass frees otherwise.
     logits = 32 * 128 * 500 * 2
-    assert held.memory.allocated.middle - freed.memory.allocated.middle == pytest.approx(logits, rel=0.1)
+    keys_and_values = 2 * 32 * 128 * 192 * 2
+    assert 0.99 * logits < held.memory.allocated.middle - freed.memory.allocated.middle < logits + keys_and_values
     assert held.iteration_seconds == pytest.approx(freed.iteration_seconds, rel=0.01)
 
 

@@ -99,7 +99,7 @@ def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_a
     assert not few.overlaps
     slow = clock(wait=0.6).rest(facts).workload.loader
     assert slow.overlaps
-    assert 1.0 < slow.seconds_per_batch <= 1.6
+    assert 1.0 < slow.seconds_per_batch <= 1.6 + 1e-9
 
 
 def test_batch_time_excludes_small_last_batches() -> None:

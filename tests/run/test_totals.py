@@ -93,9 +93,15 @@ def test_totals_by_hand(
         ),
         (
             STEP,
+            # Three files of 2 s each were timed: only the step has an interval.
             Workload(training_iterations=10, checkpoints=Checkpoints(count=3, seconds=2.0, is_estimated=False)),
-            # Of files that took 6 s, later ones take 4 to 9 s; the errors of steps and files are independent.
-            Interval(11 - math.hypot(1, 2), 11.0, 11 + math.hypot(2.5, 3)),
+            Interval(4.0 + 6.0, 5.0 + 6.0, 7.5 + 6.0),
+        ),
+        (
+            STEP,
+            # Estimated from their size, they take a quarter of 6 s to four times as long, whatever the step takes.
+            Workload(training_iterations=10, checkpoints=Checkpoints(count=3, seconds=2.0, is_estimated=True)),
+            Interval(11 - math.hypot(1, 4.5), 11.0, 11 + math.hypot(2.5, 18)),
         ),
         (
             STEP,
