@@ -375,7 +375,11 @@ def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
     wide = {tensor.dtype for one in step.operations for tensor in one.outputs if tensor.elements == TOKENS * CLASSES}
     assert wide == {"bfloat16", "float32"}
     kernels = [one for one in compiled(step) if one.name == FUSED]
-    sums, loss, gradient = kernels  # the sum of each row, the loss, the gradient of the logits
+    # The sum of each row, the loss, the gradient of the logits, and its sum over rows, the gradient of the bias, which
+    # Inductor schedules as one kernel of its own, too.
+    sums, loss, gradient, bias = kernels
+    assert bias.arguments["operations"] == ["aten::sum"]
+    assert [tensor.elements for tensor in bias.outputs] == [CLASSES]
     assert not any("softmax" in one.name for one in compiled(step))
     for one in kernels:
         read = [tensor for tensor in one.inputs if tensor.elements == TOKENS * CLASSES]
@@ -408,7 +412,8 @@ def test_gradients_of_the_weights_of_a_norm_are_sums_of_their_own_kernel() -> No
     kernels = [
         one.arguments["operations"] for one in fused(lp.capture(step, warmup_steps=0)).operations if one.name == FUSED
     ]
-    gradient, sums = kernels[-2:]
+    gradient, sums, bias = kernels[-3:]
+    assert bias == ["aten::sum"]  # of the first call of the layer; Inductor's kernel sums its columns, not PyTorch's
     assert gradient[-1] == "aten::_fused_rms_norm_backward"  # in one kernel with the gradient of the activation
     assert len(gradient) > 1
     assert sums == ["triton::column_sums"]

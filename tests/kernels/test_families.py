@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
+from lightning_predict.kernels.families.attention import ATTENTION_DROPOUT
 from lightning_predict.kernels.operations import operation_names, operation_spec, shape_batch
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +136,12 @@ def test_every_operation_has_positive_work_that_grows_with_its_shape() -> None:
         required = [word for word in kind.shape if word not in kind.defaults] or list(kind.shape)
         small = shape_batch(name, "float32", **dict.fromkeys(required, 4))
         large = shape_batch(name, "float32", **dict.fromkeys(required, 8))
+        if name == ATTENTION_DROPOUT:  # drawn in registers inside attention, which moves the tensors: only instructions
+            assert not small.bytes_moved.any()
+            assert not large.bytes_moved.any()
+            assert np.all(small.flops > 0)
+            assert np.all(large.flops > small.flops)
+            continue
         assert np.all(small.bytes_moved > 0), name
         assert np.all(large.bytes_moved > small.bytes_moved), name
         assert np.all(large.flops >= small.flops), name

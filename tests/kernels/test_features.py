@@ -21,7 +21,7 @@ from lightning_predict.kernels.features import (
     tile_features,
     wave_quantisation,
 )
-from lightning_predict.kernels.operations import ShapeBatch, network_spec, network_specs, shape_batch
+from lightning_predict.kernels.operations import ShapeBatch, network_spec, network_specs, operation_spec, shape_batch
 from tests.example_gpu import BIG, OLD, SMALL
 
 CONVOLUTIONS = {
@@ -62,7 +62,8 @@ def test_every_operation_of_a_family_has_the_same_features(name: str) -> None:
     family = network_specs()[name]
     expected = family.feature_names(EXAMPLES[name], [SMALL])
     for operation in family.operations:
-        words = {"read_bytes": 4096.0, "write_bytes": 4096.0} if operation == "transfer" else None
+        is_by_bytes = "read_bytes" in operation_spec(operation).shape  # transfers and vectorized kernels
+        words = {"read_bytes": 4096.0, "write_bytes": 4096.0} if is_by_bytes else None
         batch = (
             shape_batch(operation, family.dtypes[0], **words)
             if words

@@ -9,7 +9,7 @@ from lightning_predict.hardware import gpu_names
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_shapes
-from lightning_predict.kernels.roofline import minimum_latencies
+from lightning_predict.kernels.roofline import LIMITED, VECTORIZED, minimum_latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
@@ -153,7 +153,8 @@ def test_widening_cast_loads_single_elements() -> None:
     of_widened, of_narrowed, of_copy = (translate(one, Flags())[0] for one in (widened, narrowed, copy))
     assert of_widened.operation == "limited_transfer"
     assert of_widened.dims[3] == pytest.approx(0.77 * 1024)
-    assert of_narrowed.operation == of_copy.operation == "transfer"
+    # Equal or wider operands are loaded several elements at once, which bounds their time by 0.9 of HBM's bandwidth.
+    assert of_narrowed.operation == of_copy.operation == VECTORIZED
 
 
 def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
@@ -163,7 +164,7 @@ def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
     found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
     shapes = [translate(one, Flags())[0] for one in found]
     assert [one.dims[:2] for one in shapes] == [(4096, 2048), (2048, 4096)]
-    assert [one.operation for one in shapes] == ["transfer", "limited_transfer"]
+    assert [one.operation for one in shapes] == [VECTORIZED, LIMITED]  # only the widening cast loads single elements
 
 
 def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
