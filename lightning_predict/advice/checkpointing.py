@@ -149,11 +149,13 @@ def kept(trace: Trace) -> Trace:
         for new, old in zip(trace.operations[place].outputs, trace.operations[first].outputs, strict=False)
         if new.id is not None and old.id is not None
     }
-    early = set(names.values())  # kept until the recomputed tensors would be freed
+    read = {tensor.id for place, one in enumerate(trace.operations) if place not in again for tensor in one.inputs}
+    early = {old for new, old in names.items() if new in read}  # kept until the recomputed tensors would be freed
+    passing = {new for new, old in names.items() if old not in early}  # read in the forward pass alone
     operations = []
     freed: list[int] = []
     for place, operation in enumerate(trace.operations):
-        freed += [number for number in operation.freed if number not in early]
+        freed += [number for number in operation.freed if number not in early | passing]
         if place not in again:
             operations.append(_renamed(replace(operation, freed=tuple(freed)), names))
             freed = []

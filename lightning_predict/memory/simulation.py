@@ -214,6 +214,15 @@ def _unseen_gradient_bytes(trace: Trace, storages: Sequence[Storage]) -> int:
     return max(known - sum(one.size_bytes for one in written if one.freed_at is None), 0)
 
 
+def waiting_gradient_bytes(trace: Trace) -> int:
+    """Return the size of the gradients that a recorded step lacks, because their optimizer updates in other steps."""
+    if trace.memory.forward_gradient_bytes is None or trace.held is None:
+        return 0  # `_unseen_gradient_bytes` counts them
+    storages, _ = storages_and_batch(trace)
+    written = sum(storage.size_bytes for storage in storages if storage.cause == "gradient")
+    return max(gradient_bytes(trace) - written - _unseen_gradient_bytes(trace, storages), 0)
+
+
 def _added_up(storage: Storage) -> Storage:
     """Return a gradient as a temporary tensor of the backward pass, because it is added to an existing gradient."""
     return replace(storage, cause="backward", freed_at=storage.allocated_at) if storage.cause == "gradient" else storage

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 from lightning_predict.base.guard import own_error
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.memory.simulation import waiting_gradient_bytes
 from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, memory_need, step_memory
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
@@ -117,7 +118,7 @@ def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryR
         yield risk(
             kind="optimizer",
             subject=f"The first optimizer update ({gibibytes(rest_of_run.state_bytes)} GiB of new state)",
-            need=step.need(step.bytes + rest_of_run.state_bytes),
+            need=step.need(step.bytes + waiting_gradient_bytes(step.trace) + rest_of_run.state_bytes),
             remedy="Use a smaller batch or an optimizer with less state.",
         )
     samples, training = rest_of_run.validation_samples, step.trace.samples_per_batch

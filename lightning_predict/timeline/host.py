@@ -199,7 +199,7 @@ GRAPH_HOST_SHARE: Final = 0.05
 
 UNKNOWN_HOST: Final = Host()
 TABLE_HOST: Final = Host(name="table's")
-"""Host of the table of overheads, for comparisons with a measured host."""
+"""Host of the table of overheads, for comparisons with a measured host and for a given factor."""
 
 SERVER: Final = "usual server's"
 SERVER_HOST: Final = 1.25
@@ -247,7 +247,7 @@ def host_of(host: str | float | Host | None) -> Host:
             f"host={shown(host)} is not a CPU class ({', '.join(HOSTS)}) or a ratio of times; give a number "
             "above 0, for example 0.5 for a host that is twice as fast."
         )
-    return Host(factor)
+    return replace(TABLE_HOST, factor=factor)
 
 
 @final

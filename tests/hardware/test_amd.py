@@ -127,7 +127,9 @@ def test_predictions_are_marked_as_not_validated() -> None:
 
 
 def test_intervals_are_twice_as_wide_each_way() -> None:
-    trace, ours = lp.Trace.load(str(GPT2)), gpu("MI300X")
+    # The bound on kernels with vectorized loads was measured on NVIDIA's HBM, and holds for no other vendor. Without
+    # stacked memory it holds for neither, so that the middles of the two agree.
+    trace, ours = lp.Trace.load(str(GPT2)), replace(gpu("MI300X"), memory_kind="GDDR6")
     gpus = [ours, replace(ours, name="twin", vendor=NVIDIA)]
     timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(()))
     found, twin = predict_steps(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.timeline.host import SHARED_OVERHEADS
+from lightning_predict.timeline.host import SERVER_HOST, SHARED_OVERHEADS
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.modules import Supervised, click_loss, momentum
 from tests.workloads.recommendation import Dlrm
@@ -40,8 +40,10 @@ def test_dlrm_is_host_bound_on_h100_and_device_bound_on_t4() -> None:
     # all parameters together. Launches of the backward pass take its host twice as long without a measurement.
     host = 1e-6 * (33 * 13.3 + 24 * 4.2 + 2 * (40 * 11.2 + 69 * 2.8) + 2 * 15.4 + 6 * 24 + (1 + 11 + 2) * 10)
     assert host == pytest.approx(2137e-6, rel=1e-3)
-    for one in result.values():
-        assert one.host_seconds == pytest.approx(host, rel=0.05)  # releases of torch differ by a view or two
+    # The H100 has NVLink and is from 2022, so that its usual host takes SERVER_HOST (1.25) times the table's time.
+    for name, factor in (("T4", 1.0), ("H100-SXM-80GB", SERVER_HOST)):
+        # Releases of torch differ by a view or two.
+        assert result[name].host_seconds == pytest.approx(factor * host, rel=0.05)
 
     # The T4 moves 0.32 TB/s at best. The update alone copies 33.2 million gradients (2 transfers of 4 bytes) and adds
     # them to the parameters (3): 664 MB. The tables' gradients are cleared and written: 246 MB. So 2.84 ms at least.
