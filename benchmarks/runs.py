@@ -173,7 +173,8 @@ RUNS: Final[Mapping[str, Run]] = {
                copies_allowed=False),
         _table("memory", "held out", "form of the interval", needs=_VALIDATION, copies_allowed=False),
         _table("milabench-memory", "fitted", "form of the interval", needs=_VALIDATION),
-        _table("adapters-t4", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
+        _table("adapters-t4", "fitted", "the recipe of runs in 4 bits, read off their peaks of memory",
+               needs=_VALIDATION, packages=("transformers", "peft")),
         _table("adapters-rtx-4080", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
         _table("peft-methods", "held out", needs=_VALIDATION, packages=("transformers", "peft", "diffusers")),
         _table("fms", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
@@ -193,6 +194,8 @@ RUNS: Final[Mapping[str, Run]] = {
             _other(f"speed-{name}", f"speed.{name}_speed", is_quick=False)
             for name in ("prediction", "recording", "planning")
         ),
+        _other("peers", "accuracy.peers", "--data", "DATA", "--peers", "PYTHON", needs=_VALIDATION, is_quick=False,
+               split="fitted", fitted="the recipe of the T4's runs in 4 bits"),
         _other("speed-import", "speed.import_time", is_quick=False),
         _other("speed-callbacks", "speed.callback_overhead", is_quick=False),
     )

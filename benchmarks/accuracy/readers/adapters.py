@@ -1,7 +1,9 @@
 """LoRA and QLoRA of named models, recorded by `lp.step_of`: a T4, an RTX 4080 under Windows, one and two A100.
 
-Neither script is published. The RTX 4080's loop holds the model's output during the backward pass (`holds_output`), as
-its authors say. Times of the RTX 4080 are means of two or three steps with the first.
+The RTX 4080's runs call PEFT's `prepare_model_for_kbit_training`, as their authors' package does, so that all but the
+layers in 4 bits is float32; its loop holds the model's output during the backward pass. Its times are means of two or
+three steps with the first. The T4's script is not published. That its 4-bit runs do the same was read off the rows:
+from the forward to the backward peak they need twice the bytes of the runs in float16.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def t4_cases(data: Path) -> Iterator[Case]:
                 lora=int(row["lora_r"]),
                 lora_targets=TARGETS,
                 quantization=row["quantization"] if quantized else None,
+                recipe="float32-rest" if quantized else None,
                 checkpointing=True,
             ),
             measured=float(row["step_seconds"]),
@@ -74,6 +77,7 @@ def rtx_4080_cases(data: Path) -> Iterator[Case]:
                 lora=int(row["lora_rank"]),
                 lora_targets=TARGETS,
                 quantization="nf4-double",
+                recipe="float32-rest",
                 checkpointing=True,
                 optimizer=row["optimizer"],
                 holds_output=True,
