@@ -275,7 +275,7 @@ class OperationSpec:
 
     def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the estimators of a kind, in order."""
-        return tuple(estimator for estimator in self.estimators if isinstance(estimator, kind))
+        return tuple([estimator for estimator in self.estimators if isinstance(estimator, kind)])
 
 
 @final
@@ -461,7 +461,9 @@ def operation_spec(name: str) -> OperationSpec:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
-    spec = _find(name)
+    spec = _SPECS.get(name) if isinstance(name, str) else None
+    if spec is None:
+        spec = _find(name)
     if spec is None:
         raise UnknownOperationError(
             f"Operation {shown(name)} is not known. Known operations: {', '.join(operation_names())}."

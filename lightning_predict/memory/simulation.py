@@ -143,9 +143,8 @@ def blocks_of(trace: Trace) -> Blocks:
     trained = [size for size, parameter in zip(sizes, trace.parameters, strict=True) if parameter.requires_grad]
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     # Otherwise, the recorded update did not run CUDA's default, which updates all parameters at once.
-    at_once = trace.flags.foreach is not None or any(
-        operation.name.startswith(MULTI_TENSOR) for operation in operations
-    )
+    names = {operation.name for operation in operations}
+    at_once = trace.flags.foreach is not None or any(name.startswith(MULTI_TENSOR) for name in names)
     update_at, passing = _largest_update(trace, storages)
     update = () if at_once else copies_of(passing, trained)
     kept = [storage.size_bytes for storage in storages if storage.cause == "gradient"]
@@ -162,7 +161,7 @@ def blocks_of(trace: Trace) -> Blocks:
         kept=tuple(kept),
         state=copies_of(memory.optimizer_state_bytes or 0, trained),
         batch=batch,
-        storages=tuple(storage for storage in storages if at_once or storage.cause != "update"),
+        storages=tuple([storage for storage in storages if at_once or storage.cause != "update"]),
         update=update,
         unseen=unseen,
         count=len(operations),
@@ -190,7 +189,7 @@ def _largest_update(trace: Trace, storages: Sequence[Storage]) -> tuple[int, int
         elif operation.phase == "optimizer":
             if not is_open:
                 is_open, begins, read = True, [*begins, index], [*read, 0]
-            read[-1] += sum(gradients.pop(tensor.id, 0) for tensor in operation.inputs)
+            read[-1] += sum([gradients.pop(tensor.id, 0) for tensor in operation.inputs])
     written = [0] * len(begins)
     for one in storages:
         if one.cause == "update":
@@ -250,7 +249,7 @@ def copy_bytes(trace: Trace) -> int:
     Examples are an EMA's copy of the parameters, or master copies outside the optimizer state.
     """
     memory = trace.memory
-    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=None)
+    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=None)
     if end is None or memory.peak_bytes is not None:
         return 0
     met, given = set[int](), 0

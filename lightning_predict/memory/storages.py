@@ -96,7 +96,7 @@ def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
     trained = frozenset(
         (math.prod(parameter.shape), parameter.dtype) for parameter in trace.parameters if parameter.requires_grad
     )
-    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=0)
+    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=0)
     again = computed_again(trace.operations)
     kinds = [(parameter.shape, parameter.dtype) for parameter in trace.parameters]
     unmade = {} if held is None else storages_without_maker(trace.operations, kinds)
@@ -122,7 +122,7 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
     Such a storage is written and read only by point-wise operations, whose inputs are kept anyway. Inductor's backward
     pass recomputes the storage from these inputs.
     """
-    if not any(operation.name == FUSED for operation in operations):
+    if FUSED not in {operation.name for operation in operations}:
         return frozenset()
     written: dict[int, Operation] = {}
     kept, needed = set[int | None](), set[int | None]()

@@ -113,11 +113,12 @@ def storages_without_maker(
     kinds = {(math.prod(shape), dtype) for shape, dtype in parameters}
     known, found = set[int | None]({None}), dict[int, TensorInfo]()
     for operation in operations:
-        if operation.phase == "backward":
-            found |= {
-                tensor.id: tensor
-                for tensor in operation.inputs
-                if tensor.id is not None and tensor.id not in known and (tensor.elements, tensor.dtype) not in kinds
-            }
-        known.update(tensor.id for tensor in (*operation.inputs, *operation.outputs))
+        for tensor in operation.inputs:
+            if tensor.id in known:
+                continue
+            if operation.phase == "backward" and tensor.id is not None and (tensor.elements, tensor.dtype) not in kinds:
+                found.setdefault(tensor.id, tensor)
+            known.add(tensor.id)
+        for tensor in operation.outputs:
+            known.add(tensor.id)
     return found

@@ -224,7 +224,7 @@ def _with_host(
     schedule = launch_schedule(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
     middle = simulate_timeline(schedule, own.host, speed=1 / own.device_factor)
     faster = simulate_timeline(schedule, own.host, speed=COMPARED_SPEED / own.device_factor)
-    python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
+    python = own.host.factor * math.fsum([operation.python_seconds for operation in work])
     doubted = host_ends(
         (own.host.low_factor, own.host.high_factor),
         launching=middle.host_seconds - python,
@@ -288,7 +288,7 @@ def _ends(
         [item.shapes for item in timed.items],
         shared,
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
-        is_fused=trace.compiled or any(operation.name == FUSED for operation in trace.operations),
+        is_fused=trace.compiled or FUSED in {operation.name for operation in trace.operations},
         correlation=correlation,
     )
     device = middle.active_with_gaps_seconds

@@ -246,5 +246,6 @@ def test_a_wait_inside_a_step_is_kept_on_every_gpu(waits: Callable[[float], obje
     assert trace.waited_seconds == pytest.approx(kept, rel=0.3)
     found = predict(trace, ["T4"], history=False)["T4"]
     assert found.iteration_seconds >= max(found.host_seconds, found.device_seconds) + 0.99 * trace.waited_seconds
-    assert found.iteration_seconds_low < 0.05  # elsewhere, the step may not wait
+    if kept:
+        assert found.iteration_seconds_low < 0.05  # elsewhere, the step may not wait; its Python takes as long there
     assert any("outside torch" in note for note in found.notes) is (kept > 0)
