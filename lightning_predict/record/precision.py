@@ -167,7 +167,7 @@ def in_float16(trace: Trace) -> Trace:
 
 def _without_softmax_casts(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Yield the operations; a softmax reads float16 and its backward pass writes it, instead of a cast to bfloat16."""
-    reads = Counter(tensor.id for one in operations for tensor in one.inputs)
+    reads = Counter([tensor.id for one in operations for tensor in one.inputs])
     casts = {one.outputs[0].id: one for one in operations if one.name == "aten::_to_copy" and one.outputs}
     read = {one.inputs[0].id for one in operations if one.name in _READ_HALF and one.inputs}
     made = {one.outputs[0].id for one in operations if one.name in _READ_HALF_BACKWARD and one.outputs}
