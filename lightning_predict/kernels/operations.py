@@ -461,8 +461,9 @@ def operation_spec(name: str) -> OperationSpec:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known operations.
     """
-    spec = _SPECS.get(name) if isinstance(name, str) else None
-    if spec is None:
+    try:
+        return _SPECS[name]
+    except (KeyError, TypeError):  # of a family that is not loaded, unknown, or no text
         spec = _find(name)
     if spec is None:
         raise UnknownOperationError(
