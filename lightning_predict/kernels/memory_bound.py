@@ -162,6 +162,10 @@ _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 ROLL: Final = "aten::roll"
 
+_POINTWISE_CALLS: Final = frozenset(f"aten::{name}{suffix}" for name in POINTWISE for suffix in ("", "_"))
+_STREAMED: Final = _POINTWISE_CALLS | CASTS
+_COPIES: Final = CASTS | REARRANGED | {ROLL}
+
 UNTRANSLATED: Final = "untranslated"
 """Name of the replacement for an operation whose translator failed (`families/copies.py`)."""
 
@@ -203,8 +207,7 @@ def transfer_of(operation: Operation) -> tuple[OperationShape, ...]:
         return (OperationShape("host_copy", "uint8", (float(max(written, 1)),)),)
     if loads_singly(operation):
         return (limited_transfer(read, written, elements, cycles=elements * _cycles_an_element(operation)),)
-    is_streamed = not POINTWISE.isdisjoint((name := operation.name.removeprefix("aten::"), name.removesuffix("_")))
-    kind = VECTORIZED if is_streamed or operation.name in CASTS else "transfer"
+    kind = VECTORIZED if operation.name in _STREAMED else "transfer"
     return (OperationShape(kind, "float32", (float(read), float(written), float(elements))),)
 
 
@@ -215,11 +218,10 @@ def loads_singly(operation: Operation) -> bool:
     Broadcast, strided or mixed-dtype operands are loaded as single elements, except in a plain cast from float32 to 16
     bits.
     """
-    name = operation.name.removeprefix("aten::")
-    is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
-    if operation.phase == "optimizer" or not (is_pointwise or operation.name in CASTS | REARRANGED | {ROLL}):
+    is_pointwise = operation.name in _POINTWISE_CALLS
+    if operation.phase == "optimizer" or not (is_pointwise or operation.name in _COPIES):
         return False
-    if name == "native_dropout_backward":  # one vectorized product with the mask
+    if operation.name == "aten::native_dropout_backward":  # one vectorized product with the mask
         return False
     # A number, and a tensor of one element on the CPU, are arguments of a vectorized kernel.
     reads_scalar = any(not tensor.shape and tensor.device not in (None, "cpu") for tensor in operation.inputs)

@@ -44,7 +44,13 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, TYPICAL_UTILISATION, per_gpu, roofline_seconds
+from lightning_predict.kernels.roofline import (
+    SHORTEST_KERNEL_SECONDS,
+    TYPICAL_UTILISATION,
+    issue_rate,
+    per_gpu,
+    roofline_seconds,
+)
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.record.signatures import has_wider_mask
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
@@ -208,7 +214,7 @@ INTEGERS_PER_CLOCK: Final = 64.0
 
 def _mask_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict the time of dropout masks, which tensor cores do not hide; (gpus, shapes)."""
-    rates = per_gpu(gpus, lambda gpu: INTEGERS_PER_CLOCK * gpu.streaming_multiprocessors * gpu.boost_clock_hz)
+    rates = per_gpu(gpus, lambda gpu: INTEGERS_PER_CLOCK * issue_rate(gpu))
     return Interval.from_factor(batch.flops[None, :] / rates, FORMULA_SPREAD)
 
 

@@ -149,7 +149,9 @@ def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
 
 def _layer_norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the minimum time of layer norm, including the instructions for its statistics."""
-    cycles = _row_cycles(batch, LAYER_NORM_CYCLES)
+    rows, columns = batch.columns["rows"], batch.columns["cols"]
+    by_element, by_row = LAYER_NORM_CYCLES[batch.dtype == "float32"]
+    cycles = rows * (by_element * columns + by_row)
     return np.maximum(_norm_latency(batch, gpu), cycles / issue_rate(gpu))
 
 
@@ -161,14 +163,6 @@ def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     by_row = np.where(is_split, 0.0, rows * WEIGHT_ROW_CYCLES / gpu.boost_clock_hz)
     seconds: Array = 3 * streamed + rows * GRADIENT_ROW_CYCLES / issue_rate(gpu) + np.maximum(2 * streamed, by_row)
     return seconds
-
-
-def _row_cycles(batch: ShapeBatch, cycles: Mapping[bool, tuple[float, float]]) -> Array:
-    """Return SM cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
-    rows, columns = batch.columns["rows"], batch.columns["cols"]
-    by_element, by_row = cycles[batch.dtype == "float32"]
-    total: Array = rows * (by_element * columns + by_row)
-    return total
 
 
 def _softmax_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
