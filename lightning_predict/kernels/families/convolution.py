@@ -63,6 +63,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import (
     SINGLE_LOAD_CYCLES,
+    TENSOR_ALIGNMENT,
     compute_peak,
     issue_rate,
     limited_transfer,
@@ -273,9 +274,6 @@ OVERLAP: Final = 2.0
 BANDWIDTH_SHARE: Final = 0.85
 """Share of the bandwidth that convolutions and layout conversions reach."""
 
-MIN_CHANNELS: Final = 8
-"""Multiple of channels to which tensor cores pad."""
-
 SPLIT_DEPTH: Final = 512
 """Minimum depth of the parts into which a matmul is split if its tiles do not fill the GPU."""
 
@@ -285,10 +283,9 @@ WEIGHT_GRADIENT: Final = 1.3
 GROUPED_GRADIENT: Final = 2.0
 """Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
 
-FEW_CHANNELS: Final = 8
 LARGE_FILTER: Final = 100
 FIRST_LAYER: Final = 1.7
-"""Time with fewer channels under large filters, over the time with padded channels."""
+"""Time with fewer than `TENSOR_ALIGNMENT` channels under large filters, over the time with padded channels."""
 
 MERGED_CHANNELS: Final = 8
 """Channels per group below which several groups are computed as one."""
@@ -326,6 +323,9 @@ group."""
 PLACING_CYCLES: Final = 1.0
 """Cycles of a multiprocessor per padded element of grouped convolutions in channels-last layout, if cuDNN has no kernel
 for the width of a group: it copies images and results to groups of 32 channels (`tensorTransformGeneric`)."""
+
+PLACING_CYCLES_ON_HOPPER: Final = 2.0
+"""The same in Hopper's forward pass, unless all groups together fill one tile of 128 channels at most."""
 
 LARGEST_FILTER_LAST: Final = 7
 """Side of the largest filter for which channels-last depthwise kernels are fast."""
@@ -454,9 +454,9 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (shapes,)
-    least_merged = work.groups if work.is_volume else np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
+    least_merged = np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
     dense = _by_matmuls(work, gpu, memory, work.groups)
-    grouped = _by_matmuls(work, gpu, memory, least_merged)
+    grouped = dense if work.is_volume else _by_matmuls(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
     # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which has no dense fallback.
     is_fixed = work.is_depthwise & work.is_channels_last & (work.dtype in SINGLE)
@@ -481,9 +481,8 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     flops = 2 * work.groups * work.rows * work.cols * work.depth  # (shapes,)
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
-    # Forward kernels of Hopper copy slower, except for groups that fill one tile together (H200).
     is_slow = gpu.generation.has_warp_group_matmul & (work.groups * width > 2 * TILED_CHANNELS) & (not work.backward)
-    padding = np.where(is_slow, 2.0, 1.0) * padded * PLACING_CYCLES / issue_rate(gpu)
+    padding = np.where(is_slow, PLACING_CYCLES_ON_HOPPER, PLACING_CYCLES) * padded / issue_rate(gpu)
     if work.backward == "_backward_input":
         flops = flops * work.strides  # the gradient of a strided convolution computes all positions
     if work.backward:
@@ -493,9 +492,8 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
         tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
     waste = np.ceil(width / tile) * tile / width
     in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate + padding)
-    lanes = gpu.peak_flops_per_second["float32"] / 2
     is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
-    depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / lanes, 0.0)
+    depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / _lanes_rate(gpu), 0.0)
     return np.where(work.is_channels_last & (work.groups > 1), in_groups + depthwise, 0.0)
 
 
@@ -506,7 +504,7 @@ def _by_matmuls(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -
         compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
     elif work.backward == "_backward_weight":
         compute = compute * WEIGHT_GRADIENT
-    is_first = (work.groups == 1) & (work.channels < FEW_CHANNELS) & (work.taps > LARGE_FILTER)
+    is_first = (work.groups == 1) & (work.channels < TENSOR_ALIGNMENT) & (work.taps > LARGE_FILTER)
     compute = compute * np.where(is_first & (work.dtype in ON_MATRIX_UNITS), FIRST_LAYER, 1.0)
     overlap = 1.0 if work.is_volume else OVERLAP
     return (compute**overlap + memory**overlap) ** (1 / overlap) + _conversions(work, gpu)
@@ -582,16 +580,20 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     return np.where(is_needed, traffic / (BANDWIDTH_SHARE * _bandwidth(traffic, gpu)), 0.0)
 
 
+def _lanes_rate(gpu: Gpu) -> float:
+    """Return instructions per second: one per cycle and core. A multiply-add is two FLOPs."""
+    return gpu.peak_flops_per_second["float32"] / 2
+
+
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.single_outputs * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (shapes,)
     instructions = instructions * np.where(work.is_cudnn, DEPTHWISE_LIBRARY, 1.0)
-    lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and core; a multiply-add is two FLOPs
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
     is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
     is_general = work.is_channels_last & (work.dtype in SINGLE) & ~is_square
     tiles = np.ceil(work.groups / TILED_CHANNELS) * TILED_CHANNELS / work.groups
     waits = np.where(is_general, work.single_outputs * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
-    longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
+    longest = np.maximum(np.maximum(instructions / _lanes_rate(gpu), waits), memory)
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
 
@@ -613,7 +615,7 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         )
     else:
         summed = out_channels / c["groups"] if plane_pass == "_backward_input" else channels
-        padding = np.where(c["groups"] == 1, np.maximum(summed, MIN_CHANNELS) / summed, 1.0)
+        padding = np.where(c["groups"] == 1, np.maximum(summed, TENSOR_ALIGNMENT) / summed, 1.0)
         padded_images, padded_outputs = images, outputs
     rows, cols, depth = _implicit_matmul(f"conv2d{plane_pass}", c)
     if plane_pass == "_backward_input":  # on average, taps x outputs / images reach a position
@@ -635,7 +637,7 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
         is_cudnn=_is_cudnn(batch.dtype, c),
         is_channels_last=c["channels_last"] > 0,
-        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > MIN_CHANNELS)) | (c["out_channels"] % 2 > 0),
+        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > TENSOR_ALIGNMENT)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
         images=images,
         outputs=outputs,
