@@ -251,14 +251,16 @@ def _padded(operations: Sequence[Operation], trace: Trace) -> Iterator[Operation
                 continue
             maker = makers.get(tensor.id)
             is_turned = bool(operation.arguments.get((FIRST_TRANSPOSED, SECOND_TRANSPOSED)[place]))
-            is_written = maker is not None and not is_turned and _is_pointwise(operations[maker], trace)
-            is_written = is_written and operations[maker or 0].phase == operation.phase
+            if maker is not None and (
+                is_turned or operations[maker].phase != operation.phase or not _is_pointwise(operations[maker], trace)
+            ):
+                maker = None  # it cannot write the padding
             key = (tensor.id, padded.shape, operation.phase, is_turned)
             if tensor.id is None or key not in copies:
                 copies[key] = replace(padded, id=next(unused))
                 made = replace(operation, name=PADDING, inputs=(tensor,), outputs=(copies[key],))
-                made = replace(made, arguments={} if is_written else {OUTSIDE: True})
-                before[maker + 1 if is_written and maker is not None else index].append(made)
+                made = replace(made, arguments={OUTSIDE: True} if maker is None else {})
+                before[index if maker is None else maker + 1].append(made)
             inputs = list(changed[index].inputs)
             inputs[len(inputs) - 2 + place] = copies[key]
             changed[index] = replace(changed[index], inputs=tuple(inputs))

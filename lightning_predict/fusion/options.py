@@ -78,8 +78,7 @@ def _why_not_chunked(trace: Trace) -> str | None:
 
 def _with_liger(trace: Trace) -> Trace:
     """Return a step with Liger's kernels: norms, rotary positions, gated activations, and the loss if it has one."""
-    chunked = with_chunked_loss(trace) if has_chunkable_loss(trace) else trace
-    return fused(chunked, by_library=True, adds_residuals=False)
+    return fused(with_chunked_loss(trace), by_library=True, adds_residuals=False)
 
 
 def _why_not_attention(trace: Trace) -> str | None:
