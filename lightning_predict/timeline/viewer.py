@@ -19,7 +19,7 @@ from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.calibration import calibrate_step, with_host_work
-from lightning_predict.timeline.host import UNKNOWN_HOST
+from lightning_predict.timeline.host import UNKNOWN_HOST, usual_host
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, host_operations, launch_schedule, simulate_timeline
 
 HOST_PROCESS: Final = 0
@@ -39,7 +39,7 @@ def chrome_trace(
         method: How kernels are predicted: `auto`, `mlp` or `wave`.
     """
     timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
-    own = calibrate_step(trace, timed, origin, UNKNOWN_HOST)
+    own = calibrate_step(trace, timed, origin, usual_host(UNKNOWN_HOST, target))
     work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)
     host = own.host
     step = simulate_timeline(

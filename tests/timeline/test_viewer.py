@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from lightning_predict.hardware import gpu
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
+from lightning_predict.timeline.host import SERVER_HOST
 from lightning_predict.timeline.viewer import DEVICE_PROCESS, HOST_PROCESS, chrome_trace
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
@@ -37,6 +39,15 @@ def test_host_operations_do_not_overlap() -> None:
     for earlier, later in pairwise(host):
         assert float(str(earlier["ts"])) + float(str(earlier["dur"])) <= float(str(later["ts"])) + 1e-6
     assert host[0]["args"] == {"phase": "forward", "module": "layer"}
+
+
+def test_host_of_a_gpu_with_nvlink_takes_as_long_as_in_its_prediction() -> None:
+    def host_seconds(name: str) -> list[float]:
+        content = chrome_trace(TRACE, gpu(name), origin=None, models=None)
+        return [one["dur"] for one in content["traceEvents"] if one["ph"] == "X" and one["pid"] == HOST_PROCESS]
+
+    usual = [SERVER_HOST * seconds for seconds in host_seconds("L4")]
+    assert host_seconds("H100-SXM-80GB") == pytest.approx(usual, abs=1e-3)  # an event has three decimals of a us
 
 
 def test_processes_have_names() -> None:
