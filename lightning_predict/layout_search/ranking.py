@@ -157,7 +157,7 @@ def best_layouts(  # noqa: D417
         measured=measured,
     ).of_step(trace)
     layouts = assumptions.with_own_rates(layouts_of(gpus))
-    for gpu in {layout.gpu for layout in layouts}:
+    for gpu in dict.fromkeys(layout.gpu for layout in layouts):
         if missing := assumptions.kernels_missing_on(gpu):
             raise InvalidArgumentError(f"{gpu.name} lacks {listed(missing)}; leave it out of gpus or of kernels.")
     kinds, shares = weighted_kinds(trace)

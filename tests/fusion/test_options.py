@@ -118,7 +118,7 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     assert "Predicted without flash_attention_3: L4." in both.notes
     assert both["L4"].iteration_seconds == seconds(blocks, "compile", "L4")
     with pytest.raises(InvalidArgumentError, match="L4 lacks flash_attention_3; leave it out of gpus or of kernels"):
-        lp.best_layouts(blocks, ["2xL4"], kernels="flash_attention_3")
+        lp.best_layouts(blocks, ["2xL4", "2xT4", "2xA10G", "2xA100-SXM-80GB"], kernels="flash_attention_3")
 
 
 def test_cuda_graphs_leave_five_per_cent_of_the_host(blocks: lp.Trace) -> None:
