@@ -18,6 +18,17 @@ from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.host import HOSTS, SERVER_HOST, host_of
 from lightning_predict.uncertainty import SLOWEST_HOST
 
+GEMM = Kernel(
+    name="gemm",
+    seconds=1e-3,
+    grid=(1, 1, 1),
+    block=(128, 1, 1),
+    registers_per_thread=32,
+    shared_memory_bytes=0,
+    stream=7,
+    start_seconds=0.0,
+)
+
 
 @pytest.fixture(scope="module")
 def step() -> Trace:
@@ -113,20 +124,10 @@ def test_an_older_release_takes_longer_by_its_kernels_and_its_launches(step: Tra
 
 
 def test_measured_kernels_keep_their_release(step: Trace) -> None:
-    kernel = Kernel(
-        name="gemm",
-        seconds=1e-3,
-        grid=(1, 1, 1),
-        block=(128, 1, 1),
-        registers_per_thread=32,
-        shared_memory_bytes=0,
-        stream=7,
-        start_seconds=0.0,
-    )
     first, *others = step.operations
     measured = replace(
         step,
-        operations=(replace(first, kernels=(kernel,)), *others),
+        operations=(replace(first, kernels=(GEMM,)), *others),
         device="cuda",
         gpu_reported_name="Tesla T4",
         software={"torch": "2.4.1"},
@@ -178,20 +179,10 @@ def test_heading_names_release_and_host(step: Trace) -> None:
 
 def profiled_on_t4(step: Trace, **fields: object) -> Trace:
     """The step as a profiler records it on a T4: each operation takes 100 us of the CPU and 1 us of the GPU."""
-    kernel = Kernel(
-        name="gemm",
-        seconds=1e-6,
-        grid=(1, 1, 1),
-        block=(128, 1, 1),
-        registers_per_thread=32,
-        shared_memory_bytes=0,
-        stream=7,
-        start_seconds=0.0,
-    )
     timed = [
         replace(
             one,
-            kernels=(replace(kernel, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),),
+            kernels=(replace(GEMM, seconds=1e-6, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),),
             host_start_seconds=begins,
             host_seconds=1e-4,
         )
