@@ -10,6 +10,7 @@ Example::
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any, Final, final
@@ -59,8 +60,8 @@ class StorageIds:
     def __init__(self) -> None:
         self._count = 0
         self._references: dict[int, _StorageReference] = {}  # by address, of the storages that are alive
-        self._freed: list[_StorageReference] = []  # not yet reported by `take_freed`
-        self._forgotten = 0  # number of references in `_freed` whose address is already forgotten
+        self._freed = deque[_StorageReference]()  # their address is not forgotten yet
+        self._unreported: list[int] = []  # ids for `take_freed`
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
@@ -95,7 +96,7 @@ class StorageIds:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage
             return None
-        if len(self._freed) > self._forgotten:
+        if self._freed:
             self._forget()  # another storage may have the address of a freed one
         known = self._references.get(storage._cdata)
         if known is None:
@@ -115,9 +116,11 @@ class StorageIds:
         return reference
 
     def _forget(self) -> None:
-        for reference in self._freed[self._forgotten :]:
+        """Forget the addresses of freed storages. A garbage collection or a thread may free more of them meanwhile."""
+        while self._freed:
+            reference = self._freed.popleft()
             del self._references[reference.address]
-            self._forgotten += 1
+            self._unreported.append(reference.number)
 
     @property
     def alive(self) -> Collection[int]:
@@ -127,12 +130,10 @@ class StorageIds:
 
     def take_freed(self) -> list[int]:
         """Return the ids of the storages that were freed since the last call."""
-        if not self._freed:
-            return []
         self._forget()
-        freed = [reference.number for reference in self._freed]
-        self._freed.clear()
-        self._forgotten = 0
+        if not self._unreported:
+            return []
+        freed, self._unreported = self._unreported, []
         return freed
 
 

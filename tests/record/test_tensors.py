@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
@@ -46,6 +47,27 @@ def test_id_of_a_freed_storage_is_not_reused() -> None:
         assert torch.UntypedStorage._expired(reference)
         torch.UntypedStorage._free_weak_ref(reference)
     assert met == set(range(20))
+
+
+def test_storage_that_a_garbage_collection_frees_at_any_moment_is_forgotten() -> None:
+    numbers, met, freed = StorageIds(), list[int | None](), list[int]()
+    before = gc.get_threshold()
+    gc.set_threshold(3, 2, 2)  # a collection may run at each allocation, also inside `take_freed`
+    try:
+        for _ in range(20_000):
+            tensor = torch.empty(4)
+            cycle = [tensor]
+            cycle.append(cycle)  # type: ignore[arg-type]
+            met.append(numbers.number(tensor))
+            del tensor, cycle
+            freed += numbers.take_freed()
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    freed += numbers.take_freed()
+    assert met == list(range(20_000))
+    assert sorted(freed) == met
+    assert not numbers.alive
 
 
 def test_meta_tensors_have_ids_but_sparse_ones_do_not() -> None:
