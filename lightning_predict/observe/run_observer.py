@@ -390,7 +390,7 @@ class RunObserver:
         if is_new and not is_first:
             self._first_waits = self._waits.count if self._first_waits is None else self._first_waits
             self._epochs += 1
-            self.is_milestone = self._epochs.bit_count() == 1
+            self.is_milestone |= self._epochs.bit_count() == 1
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
         elif gap is None or not is_new:

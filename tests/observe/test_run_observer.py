@@ -110,6 +110,22 @@ def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None
     assert fit.batch_times(workers=2).wait_seconds == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("first", [1, 3])
+def test_first_batches_after_the_first_validation_and_after_doubled_epochs_are_milestones(first: int) -> None:
+    fit, milestones = Fit(), list[int]()
+    for epoch in range(7):
+        fit.clock.on_epoch_start()
+        is_milestone, *others = [fit.batch() for _ in range(3)]
+        assert not any(others)
+        if is_milestone:
+            milestones.append(epoch)
+        if epoch + 1 >= first:
+            fit.validate([1.0])
+        fit.clock.on_epoch_end()
+    # After 1, 2 and 4 epochs, and after the third, if it has the first validation.
+    assert milestones == sorted({1, 2, 4, first})
+
+
 def test_wait_may_be_as_long_as_the_first_while_prefetched_batches_last() -> None:
     fit = Fit()
     fit.clock.buffered = 4
