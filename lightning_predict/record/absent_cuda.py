@@ -39,6 +39,7 @@ class StepSettings:
         has_enabled: Whether the step entered an enabled autocast for CUDA.
         has_disabled_by_torch: Whether the step entered a disabled autocast that was created before the step. Torch may
             have disabled this autocast.
+        has_autocast: Whether the step entered an enabled autocast for any device.
         is_float16: Whether the step entered an autocast in float16.
         scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
         lost_scaler: Whether a GradScaler stayed disabled on the CPU.
@@ -49,6 +50,7 @@ class StepSettings:
 
     has_enabled: bool = False
     has_disabled_by_torch: bool = False
+    has_autocast: bool = False
     is_float16: bool = False
     scalers: list[Any] = field(default_factory=list)
     lost_scaler: bool = False
@@ -131,6 +133,17 @@ def note_paged_states(parameter: torch.Tensor, size_bytes: int) -> None:
     found = _SETTINGS.get()
     if found is not None and size_bytes:
         found.paged[id(parameter)] = size_bytes
+
+
+def may_lack_casts() -> bool:
+    """Return whether a step may have failed because autocast casts no meta tensors.
+
+    With CUDA, where autocasts are not noted, every step that has not used the GPU may have.
+    """
+    if torch.cuda.is_available():
+        return not torch.cuda.is_initialized()
+    found = _SETTINGS.get()
+    return found is not None and found.has_autocast
 
 
 def forget_step() -> None:
@@ -235,6 +248,7 @@ def _entered_for_cuda(plain: TorchFunction) -> TorchFunction:
     def enter(self: torch.autocast) -> object:
         found = _SETTINGS.get()
         if found is not None:
+            found.has_autocast |= self._enabled
             found.is_float16 |= self._enabled and self.fast_dtype is torch.float16
         if found is not None and self.device == "cuda":
             if self._enabled:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, LightningPredictError
-from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda, forget_step
+from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda, forget_step, may_lack_casts
 from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.environment import compilations
@@ -170,9 +170,9 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
         if not is_recorded:
             try:
                 return step()
-            except (CaptureError, RuntimeError):
+            except (CaptureError, RuntimeError) as error:
                 # A recorder can assume the values that the step reads, and cast what autocast would cast on CUDA.
-                if torch.cuda.is_initialized():
+                if not isinstance(error, CaptureError) and not may_lack_casts():
                     raise
                 forget_step()
         recorder = DispatchRecorder()

@@ -166,6 +166,16 @@ def test_error_of_the_step_is_raised() -> None:
     assert nothing_is_left()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_step_that_fails_in_its_warm_up_is_not_run_again(device: str) -> None:
+    batches = iter([torch.ones(2, 3, device=device), torch.ones(2, 4, device=device)])
+    layer = nn.Linear(4, 4, device=device)
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|must have same reduction dim"):
+        capture(lambda: layer(next(batches)).sum().backward())
+    assert next(batches).shape == (2, 4)
+    assert nothing_is_left()
+
+
 def test_cpu_and_meta_give_the_same_operations() -> None:
     traces = {device: capture(mixed_step(device, clip=False, foreach=False)) for device in ("cpu", "meta")}
     assert {device: trace.device for device, trace in traces.items()} == {"cpu": "cpu", "meta": "meta"}
