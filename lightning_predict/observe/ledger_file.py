@@ -20,7 +20,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeGuard, final
@@ -178,20 +178,20 @@ def find_ledger(folder: str, *, run: str) -> tuple[LedgerPlace | None, list[str]
     Raises:
         OSError: The folder cannot be read.
     """
-    found, unread = None, []
+    continued, unread = dict[str, SavedLedger](), list[str]()
     for stem in sorted(_stems(folder)):
-        place = LedgerPlace.of(folder, stem)
+        path = LedgerPlace.of(folder, stem).ledger
         try:
-            kept = read_ledger(place.ledger)
+            kept = read_ledger(path)
         except (OSError, InvalidArgumentError) as error:  # of this run or of another one: nobody knows
-            unread.append(f"{place.ledger}: {error}")
+            unread.append(f"{path}: {error}")
             continue
-        is_more = (
-            found is None or found.kept is None or (kept is not None and kept.use.seconds > found.kept.use.seconds)
-        )
-        if kept is not None and is_more and kept.is_continued_by(run):
-            found = replace(place, kept=kept)
-    return found, unread
+        if kept is not None and kept.is_continued_by(run):
+            continued[stem] = kept
+    if not continued:
+        return None, unread
+    most = max(continued, key=lambda stem: continued[stem].use.seconds)
+    return LedgerPlace.of(folder, most, continued[most]), unread
 
 
 def save_own(
