@@ -401,7 +401,7 @@ class WholeCallMode(TorchFunctionMode):
         try:
             if any(operation.name in _DERIVATIVES for operation in recorder.operations):
                 handles = [node.register_prehook(_Suspension(recorder, node)) for node in _changed_nodes(args[0])]
-        except Exception as error:
+        except CAUGHT as error:
             recorder.fail(own_error(error))
         try:
             with self:
@@ -462,7 +462,7 @@ class _Suspension:
         try:
             _take_out(self._recorder)
             self._recorder.record_skipped(Schema(self._name, (), (), decomposes=False))
-        except Exception as error:
+        except CAUGHT as error:
             self._recorder.fail(own_error(error))
 
 

@@ -29,7 +29,6 @@ OF_PYTHON: Final = (
     "record/graph_release.py _after_collection",
     "record/graph_release.py _Keeper.__del__",
     "record/pauses.py PauseTimer._collects",
-    "record/tensors.py _WeakReferences.__del__",
 )
 """Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
 

@@ -74,6 +74,7 @@ ENTRANCES: Final = (
     "record/modes.py OperationMode.ignore_compile_internals",
     "record/modes.py WholeCallMode.__torch_function__",
     "record/modes.py _Dispatcher.__call__",
+    "record/modes.py _Suspension.__call__",
     "registration.py callbacks_from_environment",
     "observe/watched_loop.py WatchedRun.__enter__",
     "observe/watched_loop.py WatchedRun.batches",
