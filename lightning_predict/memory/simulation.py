@@ -27,7 +27,7 @@ from lightning_predict.memory.allocator import AllocationError, CachingAllocator
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, storages_and_batch
 from lightning_predict.record.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
-from lightning_predict.record.trace import TensorInfo, Trace
+from lightning_predict.record.trace import TensorInfo, Trace, backward_ends
 
 STEPS: Final = 3
 """Number of simulated steps. The second step starts with the optimizer state, and the third step starts with the
@@ -249,16 +249,16 @@ def copy_bytes(trace: Trace) -> int:
     Examples are an EMA's copy of the parameters, or master copies outside the optimizer state.
     """
     memory = trace.memory
-    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=None)
-    if end is None or memory.peak_bytes is not None:
+    if memory.peak_bytes is not None:
         return 0
+    end = backward_ends(trace.operations)
     met, given = set[int](), 0
     for index, operation in enumerate(trace.operations):
         for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
             for tensor in tensors:
                 if tensor.id is not None and tensor.id not in met:
                     met.add(tensor.id)
-                    given += tensor.size_bytes if is_given and index > end else 0
+                    given += tensor.size_bytes if is_given and index >= end else 0
     copies = given - (memory.optimizer_state_bytes or 0)
     # Copies have at least one byte per parameter. Smaller tensors are scalars and step counters.
     return copies if copies >= sum(math.prod(parameter.shape) for parameter in trace.parameters) else 0

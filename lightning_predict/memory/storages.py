@@ -24,7 +24,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.record.data_flow import storages_without_maker
 from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
-from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace, backward_ends
 
 _CAST: Final = "aten::_to_copy"
 
@@ -96,7 +96,7 @@ def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
     trained = frozenset(
         (math.prod(parameter.shape), parameter.dtype) for parameter in trace.parameters if parameter.requires_grad
     )
-    end = max([index for index, one in enumerate(trace.operations) if one.phase == "backward"], default=0)
+    end = backward_ends(trace.operations)
     again = computed_again(trace.operations)
     kinds = [(parameter.shape, parameter.dtype) for parameter in trace.parameters]
     unmade = {} if held is None else storages_without_maker(trace.operations, kinds)
@@ -231,10 +231,10 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
 
 
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]], end: int) -> Storage:
-    """Return the storage with its lifetime and use; `end` is the index of the last operation of the backward pass."""
+    """Return the storage with its lifetime and use; `end` is the index after the backward pass."""
     cause: Cause = "activation"
     # If the optimizer is not recorded or updates copies, no recorded operation of the optimizer reads the gradients.
-    is_left = held is not None and (life.tensor.id in held or life.last > end)
+    is_left = held is not None and (life.tensor.id in held or life.last >= end)
     is_left = is_left and (life.tensor.elements, life.tensor.dtype) in trained
     if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"

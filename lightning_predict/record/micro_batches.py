@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import final
 
-from lightning_predict.record.trace import Operation, TensorInfo
+from lightning_predict.record.trace import Operation, TensorInfo, backward_ends
 
 
 @final
@@ -189,12 +189,6 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
     names = (operation.name for operation in like[backward_ends(like) :])
     found = (next((one for one in rest if one.name == name), None) for name in names)
     return (*(one for one in operations[:end] if one.phase != "optimizer"), *(one for one in found if one is not None))
-
-
-def backward_ends(operations: Sequence[Operation]) -> int:
-    """Return the index after the last operation of a backward pass; without one, the number of operations."""
-    places = range(len(operations), 0, -1)
-    return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
 
 
 @contextmanager

@@ -31,10 +31,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
-from lightning_predict.record.micro_batches import backward_ends, collector_paused, without_update
+from lightning_predict.record.micro_batches import collector_paused, without_update
 from lightning_predict.record.signatures import RECORDED_TENSORS
 from lightning_predict.record.tensors import dtype_name
-from lightning_predict.record.trace import Operation, Trace, read_trace_json
+from lightning_predict.record.trace import Operation, Trace, backward_ends, read_trace_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"
 """Marker that readers of profiles take for the extent of a step."""

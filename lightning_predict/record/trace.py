@@ -21,7 +21,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, Literal, final
 
@@ -166,6 +166,12 @@ class Operation:
     host_seconds: float | None = None
     freed: tuple[int, ...] = ()
     python_seconds: float = 0.0
+
+
+def backward_ends(operations: Sequence[Operation]) -> int:
+    """Return the index after the last operation of a backward pass; without one, the number of operations."""
+    places = range(len(operations), 0, -1)
+    return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
 
 
 @final
