@@ -92,7 +92,7 @@ def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
         card,
         measured_flops_per_second={**card.measured_flops_per_second, **rates},
         sustained_flops_per_second={**card.sustained_flops_per_second, **rates},
-        has_own_rates=card.has_own_rates or bool(rates),
+        own_dtypes=card.own_dtypes | set(rates),
     )
 
 

@@ -80,9 +80,9 @@ class Gpu:
         measured_flops_per_second: Measured rates of large square matmuls by dtype; empty without measurements.
         sustained_flops_per_second: Rates of large matmuls that ran back to back for seconds, by dtype; lower than
             `measured_flops_per_second`, because power and heat reduce the clock. Empty without measurements.
-            Unless `has_own_rates`, these are the rates of one machine, and others differ.
+            Except `own_dtypes`, these are the rates of one machine, and others differ.
         sustained_attention_share: The same for fused attention, over its rate in a burst; 1 without measurements.
-        has_own_rates: Whether the user measured the sustained rates.
+        own_dtypes: dtypes of the sustained rates that the user measured.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
@@ -142,7 +142,7 @@ class Gpu:
     library_vendor: str = NVIDIA
     sustained_flops_per_second: Mapping[str, float] = field(default_factory=dict)
     sustained_attention_share: float = 1.0
-    has_own_rates: bool = False
+    own_dtypes: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         """Hash the unique name, so that a Gpu can be a dict key or an argument of a cached function."""

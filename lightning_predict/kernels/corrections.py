@@ -309,6 +309,7 @@ def sustained_factors(
     is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in shapes]
     slowdowns = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
     limited = np.ones(slowdowns.shape)  # the share of a time at the rate that power limits
+    is_own = np.zeros(slowdowns.shape, dtype=np.bool_)
     columns: dict[tuple[str, str], list[int]] = {}
     for column, shape in enumerate(shapes):
         if shape.operation in MATMULS:
@@ -316,9 +317,12 @@ def sustained_factors(
     for (_, dtype), found in columns.items():
         flops = batch_shapes([shapes[column] for column in found]).flops
         for row, gpu in enumerate(gpus):
-            slowdowns[row, found], burst = _slowdown(gpu, dtype, models)
+            known = _sustained_dtype(gpu, dtype)
+            if known is None:
+                continue
+            slowdowns[row, found], burst = _slowdown(gpu, dtype, known, models)
             limited[row, found] = np.minimum(flops / (burst * seconds[row, found]), 1.0)
-    is_own = np.array([[gpu.has_own_rates] for gpu in gpus]) & ~np.array(is_attention)
+            is_own[row, found] = known in gpu.own_dtypes
     low, middle, high = (
         1 + (slowdowns ** np.where(is_own, 1.0, exponent) - 1) * limited for exponent in MACHINES_BETWEEN
     )
@@ -331,15 +335,21 @@ MACHINES_BETWEEN: Final = (0.0, 0.5, 1.0)
 The machine of the bursts and this machine count alike."""
 
 
-def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float, float]:
-    """Return the time of a large matmul in a machine's loop relative to a burst, and its FLOP/s in a burst."""
-    sustained = gpu.sustained_flops_per_second
-    known = next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in sustained), None)
-    if known is None or dtype not in gpu.peak_flops_per_second:
-        return 1.0, math.inf
+def _sustained_dtype(gpu: Gpu, dtype: str) -> str | None:
+    """Return the dtype whose sustained rate slows matmuls in another dtype; None without a rate."""
+    if dtype not in gpu.peak_flops_per_second:
+        return None
+    return next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in gpu.sustained_flops_per_second), None)
+
+
+def _slowdown(gpu: Gpu, dtype: str, known: str, models: KernelModels | None) -> tuple[float, float]:
+    """Return the time of a large matmul in a machine's loop relative to a burst, and its FLOP/s in a burst.
+
+    The rate in the loop is that of the dtype `known`.
+    """
     products = [operation_shape("linear", one, m=LARGE_SIDE, n=LARGE_SIDE, k=LARGE_SIDE) for one in (known, dtype)]
     bursts = 2.0 * LARGE_SIDE**3 / predict_operation_times(products, [gpu], models).seconds[0]
-    return float(bursts[0]) / sustained[known], float(bursts[1])
+    return float(bursts[0]) / gpu.sustained_flops_per_second[known], float(bursts[1])
 
 
 ADA_WITHOUT_ECC_TIME: Final = 0.9

@@ -68,6 +68,15 @@ def test_the_rate_of_one_machine_counts_as_much_as_that_of_the_bursts() -> None:
     assert [end[0, 0] for end in (found.low, found.middle, found.high)] == pytest.approx([1.0, slowdown**0.5, slowdown])
 
 
+def test_a_rate_that_the_user_measured_in_one_dtype_leaves_the_others_between_two_machines() -> None:
+    card = gpu("B200")
+    own = gpu_with_rates(card, {"fp32": 60e12})
+    models = kernel_models((card.name,))
+    large = [operation_shape("linear", "bfloat16", m=8192, n=8192, k=8192)]
+    seconds = predict_operation_times(large, [card], models).seconds
+    assert sustained_factors(large, [own], seconds, models) == sustained_factors(large, [card], seconds, models)
+
+
 @pytest.mark.parametrize(("name", "slowdown"), [("B200", 0.853**-0.5), ("B300", 1.0), ("H100", 1.0)])
 def test_attention_in_16_bits_takes_the_share_that_the_gpu_sustains(name: str, slowdown: float) -> None:
     """A share is published for one B200 alone, and counts half. Memory-bound work keeps its rate on all GPUs."""
