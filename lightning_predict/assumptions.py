@@ -126,8 +126,15 @@ class Assumptions:
         return check_kernels(self.kernels or (self.strategy.kernels or "").split("+"))
 
     def of_step(self, trace: Trace) -> Assumptions:
-        """Return the assumptions with the kernels that a step assumes, unless others were asked for."""
-        return replace(self, kernels=trace.assumed_kernels) if trace.assumed_kernels and not self.kernels else self
+        """Return the assumptions with the kernels that a step assumes, unless others were asked for.
+
+        Kernels of the strategy's file do not apply to a step that runs compiled already.
+        """
+        if trace.assumed_kernels and not self.kernels:
+            return replace(self, kernels=trace.assumed_kernels)
+        if trace.compiled and self.strategy.kernels and not self.kernels:
+            return self.without_kernels(self.kernels_applied)
+        return self
 
     def kernels_missing_on(self, gpu: Gpu) -> tuple[str, ...]:
         """Return the kernels of `kernels_applied` that a GPU does not have."""
@@ -138,9 +145,9 @@ class Assumptions:
         return missing_on(gpu, self.kernels_applied)
 
     def without_kernels(self, names: Sequence[str]) -> Assumptions:
-        """Return the assumptions with the other kernels."""
+        """Return the assumptions with the other kernels, which count as asked for even if there are none."""
         others = tuple(name for name in self.kernels_applied if name not in names)
-        return replace(self, kernels=others, strategy=replace(self.strategy, kernels=None))
+        return replace(self, kernels=others or ("eager",))
 
     @property
     def host_assumed(self) -> Host:

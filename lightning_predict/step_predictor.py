@@ -95,6 +95,7 @@ class StepPredictor:
         same_sizes: StepPredictor | None = None,
     ) -> None:
         check_predictable(trace)
+        assumptions = assumptions.of_step(trace)
         if assumptions.release is not None:
             of_release = partial(for_torch_release, release=assumptions.release)
             trace = trace.changed(of_release)
@@ -104,7 +105,7 @@ class StepPredictor:
 
             skewed = partial(with_skew, skew=assumptions.zipf_alpha)
             trace = trace.changed(skewed)
-        if assumptions.kernels_applied and (assumptions.kernels or not trace.compiled):
+        if assumptions.kernels_applied:
             from lightning_predict.fusion.options import with_kernels
 
             trace = with_kernels(trace, assumptions.kernels_applied)

@@ -294,7 +294,7 @@ def _why_no_padding(trace: Trace, _gpu: Gpu | None) -> str | None:
 
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-    return trace.changed(without_launches), replace(assumptions, kernels=GRAPHS)
+    return trace.changed(without_launches), replace(assumptions, kernels=(*assumptions.kernels_applied, GRAPHS))
 
 
 def _waits_for_device(operation: Operation) -> bool:

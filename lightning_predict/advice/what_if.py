@@ -65,7 +65,7 @@ def what_if(  # noqa: D417
     why_not = asked.why_not(step, None)
     if why_not is not None:
         raise InvalidArgumentError(f"{asked.words} cannot be told for this step: {why_not}.")
-    assumptions = Assumptions(usd_per_hour=usd_per_hour, weights=weights)
+    assumptions = Assumptions(usd_per_hour=usd_per_hour, weights=weights).of_step(step)
     layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
     return predicted_with((asked,), step, layouts, iterations, assumptions)[1]
 

@@ -13,10 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import lightning_predict as lp
 from lightning_predict.advice.what_if import what_if
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.channels_last import image_layouts
 from lightning_predict.fusion.options import check_kernels, with_kernels
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import OtherStep
 from tests.cli.conftest import Run
@@ -119,6 +121,26 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     assert both["L4"].iteration_seconds == seconds(blocks, "compile", "L4")
     with pytest.raises(InvalidArgumentError, match="L4 lacks flash_attention_3; leave it out of gpus or of kernels"):
         lp.best_layouts(blocks, ["2xL4", "2xT4", "2xA10G", "2xA100-SXM-80GB"], kernels="flash_attention_3")
+
+
+def test_gpu_without_the_kernels_that_a_step_assumes_is_predicted_without_them(blocks: lp.Trace) -> None:
+    named = replace(blocks, assumed_kernels=("flash_attention_3",))
+    both = lp.predict(named, ["H100", "L4"], history=False)
+    assert "Predicted without flash_attention_3: L4." in both.notes
+    assert both["L4"].iteration_seconds == seconds(blocks, "", "L4")
+
+
+def test_cuda_graphs_of_a_step_that_assumes_kernels_keep_these(blocks: lp.Trace) -> None:
+    named = replace(blocks, assumed_kernels=("compile",))
+    compiled, graphed = predict(named)["L4"], what_if("cuda_graphs", named, ["L4"])["L4"]
+    assert graphed.device_seconds == compiled.device_seconds
+    assert graphed.host_seconds == pytest.approx(0.05 * compiled.host_seconds)
+
+
+def test_kernels_of_the_strategy_file_leave_a_compiled_step_as_it_is(blocks: lp.Trace) -> None:
+    assumed = Assumptions(strategy=Strategy(kernels="compile"))
+    assert assumed.of_step(blocks).kernels_applied == ("compile",)
+    assert assumed.of_step(replace(blocks, compiled=True)).kernels_applied == ()
 
 
 def test_cuda_graphs_leave_five_per_cent_of_the_host(blocks: lp.Trace) -> None:
