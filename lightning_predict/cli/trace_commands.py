@@ -31,10 +31,8 @@ from lightning_predict.kernels.timing import Explanation, explain
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.recorded_on import check_predictable, gpu_in_use, unknown_gpu_note
-from lightning_predict.record.sources import step_of_source
+from lightning_predict.record.sources import RECORDED_SUFFIXES, step_of_source
 from lightning_predict.record.trace import Trace, anonymised
-
-_SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
 
 
 def trace(
@@ -131,7 +129,7 @@ def _notes(recorded: Trace) -> list[str]:
 def _beside(file: Path, ending: str) -> Path:
     """Return a path next to `file`, with its suffixes replaced by `ending`."""
     name = file.name
-    while (stem := Path(name)).suffix in _SUFFIXES:
+    while (stem := Path(name)).suffix in RECORDED_SUFFIXES:
         name = stem.stem
     return file.with_name(f"{name}.{ending}")
 

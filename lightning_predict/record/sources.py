@@ -28,7 +28,7 @@ from lightning_predict.record.imports import load_step
 from lightning_predict.record.named_models.names import shipped
 from lightning_predict.record.trace import Trace
 
-_ENDINGS: Final = (".json", ".gz", ".pt", ".trace")
+RECORDED_SUFFIXES: Final = (".json", ".gz", ".pt", ".trace")
 """Suffixes of recorded files."""
 
 _LIBRARIES: Final = ("torch", "transformers", "timm", "torchvision", "diffusers", "peft", "bitsandbytes")
@@ -79,7 +79,7 @@ def step_of_source(
         OSError: There is no such file.
     """
     own = asdict(options) | {"image_size": image_size, "lora_targets": lora_targets, "holds_output": holds_output}
-    given = {name: value for name, value in own.items() if value not in (None, False)}
+    given = {name: value for name, value in own.items() if value is not None and value is not False}
     path = _recorded_file(source)
     if path is None:
         found = _named(source, given)
@@ -100,27 +100,33 @@ def _recorded_file(source: str) -> Path | None:
     path = named_file(source)
     if path.is_dir() or path.name == "config.json":
         return None
-    return path if path.is_file() or path.suffix in _ENDINGS else None
+    return path if path.is_file() or path.suffix in RECORDED_SUFFIXES else None
 
 
 def _named(source: str, given: Mapping[str, Any]) -> SourceStep:
     """Return the step of a model by name: from the cache, otherwise recorded now."""
     file = _cached_file(source, given)
+    trace: Trace | None = None
     if file is not None and file.is_file():
         with suppress(LightningPredictError, OSError):  # a damaged file is recorded again
             trace = Trace.load(file)
-            return SourceStep(trace=replace(trace, notes=trace.notes[1:]), description=trace.notes[0])
-    from lightning_predict.record.named_models.step import step_of
+    if trace is None:
+        from lightning_predict.record.named_models.step import step_of
 
-    trace = step_of(source, **given)
-    if file is not None:
-        with suppress(OSError):  # for example a read-only home
-            file.parent.mkdir(parents=True, exist_ok=True)
-            trace.save(file)
-            ordered = sorted(file.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)
-            for old in ordered[:-_KEPT]:
-                old.unlink()
+        trace = step_of(source, **given)
+        if file is not None:
+            _keep(trace, file)
     return SourceStep(trace=replace(trace, notes=trace.notes[1:]), description=trace.notes[0])
+
+
+def _keep(trace: Trace, file: Path) -> None:
+    """Write a step to the cache, and delete the oldest ones."""
+    with suppress(OSError):  # for example a read-only home
+        file.parent.mkdir(parents=True, exist_ok=True)
+        trace.save(file)
+        ordered = sorted(file.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)
+        for old in ordered[:-_KEPT]:
+            old.unlink()
 
 
 def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
@@ -136,7 +142,9 @@ def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
             shipped(library, name)
         except InvalidArgumentError:  # the library may have a configuration of its own
             return None
-    code = sorted((one.name, one.stat().st_mtime_ns) for one in _CODE.rglob("*") if one.suffix != ".pyc")
+    # Without folders and bytecode: Python writes `__pycache__` during the first recording.
+    files = (one for one in _CODE.rglob("*") if one.suffix not in ("", ".pyc"))
+    code = sorted((one.name, one.stat().st_mtime_ns) for one in files)
     facts = [str(path.resolve()) if content else source, content, sorted(given.items()), _releases(), code]
     key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
     return cache_folder() / "steps" / f"{key[:32]}.json.gz"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.cli import main
+from lightning_predict.record import sources
 from lightning_predict.record.named_models import built
 from lightning_predict.record.trace import Trace
 
@@ -324,6 +326,28 @@ def test_second_answer_by_name_reads_the_recording(
     (Path(gpt2) / "config.json").write_text(json.dumps(GPT2 | {"n_layer": 3}), encoding="utf-8")
     assert main(words) == 0
     assert "0.19 M parameters" in capsys.readouterr().out  # the configuration changed, so it is recorded anew
+
+
+def test_bytecode_that_python_writes_meanwhile_leaves_the_recording_valid(
+    gpt2: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sources, "_CODE", tmp_path)
+    (tmp_path / "named_models").mkdir()
+    (tmp_path / "named_models" / "step.py").touch()
+    before = sources._cached_file(gpt2, {})
+    (tmp_path / "named_models" / "__pycache__").mkdir()
+    (tmp_path / "named_models" / "__pycache__" / "step.cpython-313.pyc").touch()
+    assert sources._cached_file(gpt2, {}) == before
+    os.utime(tmp_path / "named_models" / "step.py", (0, 0))
+    assert sources._cached_file(gpt2, {}) != before
+
+
+def test_batch_of_no_samples_is_refused_by_every_source(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert main(["predict", gpt2, "--batch-size", "0", "--length", "64"]) == 2
+    assert "--batch-size 0; expected a whole number of at least 1" in capsys.readouterr().err
+    assert main(["predict", "example:gpt2", "--batch-size", "0"]) == 2
+    assert "--batch-size has no effect on a recorded step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
