@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
+Quantization = Literal["nf4", "nf4-double", "fp4", "fp4-double"]
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class ModelOptions:
     length: int | None = None
     precision: str | None = None
     lora: int | None = None
-    quantization: Literal["nf4", "nf4-double", "fp4", "fp4-double"] | None = None
+    quantization: Quantization | None = None
     checkpointing: bool = False
     optimizer: str | None = None
     recipe: str | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, final, get_args
 
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.model_options import Quantization
 from lightning_predict.record.optimizers import STEP_OPTIMIZERS
 from lightning_predict.record.precision import PRECISIONS, Precision, precision_of
 
-QUANTIZATIONS: Final = ("nf4", "nf4-double", "fp4", "fp4-double")
+QUANTIZATIONS: Final = get_args(Quantization)
 
 RECIPES: Final[Mapping[str, str]] = {
     "reference": "DPO's loss of pairs, with a frozen reference model (with LoRA: the model without its adapters)",
