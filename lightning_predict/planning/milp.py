@@ -295,7 +295,9 @@ class MilpPlanner:
 
 def _most_urgent(problem: PlanningProblem, situation: PlanState) -> tuple[PlanningProblem, PlanState]:
     """Leave out all waiting jobs but `MOST_WAITING`: those whose delay costs most per second of work (Smith's rule)."""
-    waiting = {job.name: job for job in problem.jobs if job.name in situation.remaining.keys() - situation.running}
+    waiting = {
+        job.name: job for job in problem.jobs if job.name in situation.remaining and job.name not in situation.running
+    }
     if len(waiting) <= MOST_WAITING:
         return problem, situation
     order = sorted(waiting, key=lambda name: (-_delay_usd(waiting[name]), name))
