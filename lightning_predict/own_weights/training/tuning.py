@@ -368,8 +368,8 @@ def _write(
     for old in output.glob("*.safetensors"):
         old.unlink()
     entries = {}
-    for name in [name for name in factors if tuned.get(name) or factors[name]]:
-        networks = tuned.get(name, {})
+    for name in [name for name in factors if tuned[name] or factors[name]]:
+        networks = tuned[name]
         known = shipped.gpus.get(name)
         networks = {**(known.families if known else {}), **{k: with_constants_in_bias(v) for k, v in networks.items()}}
         sources = (*(known.sources if known else ()), SOURCE)
@@ -385,7 +385,11 @@ def _write(
             operations=tuple(sorted({operation for operation, _ in pairs})),
             dtypes=tuple(sorted({dtype for _, dtype in pairs})),
             trained_on=sources,
-            rows=sum(fitted_rows(task.groups, seed) for task in tasks if task.gpu.name == name)
+            rows=sum(
+                fitted_rows(task.groups, seed)
+                for task in tasks
+                if task.gpu.name == name and task.family.name in tuned[name]
+            )
             + sum(one.rows for one in factors[name].values()),
             held_out_error={
                 f"{one.operation}/{one.dtype}": HeldOutError(

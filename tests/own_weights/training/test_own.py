@@ -17,11 +17,12 @@ from lightning_predict.kernels.operations import operation_shape, shape_batch
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.own_weights.measuring import typical_steps
+from lightning_predict.own_weights.training import tuning
 from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, STEPS_FOLDER, read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
 from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
-from lightning_predict.weights.records import CROSS_GPU
+from lightning_predict.weights.records import CROSS_GPU, MeasuredFactor
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
@@ -121,6 +122,17 @@ def test_network_that_makes_a_recorded_step_worse_is_refused(
     manifest = read_manifest(tmp_path / "weights")
     assert manifest is not None
     assert ("T4.safetensors" in manifest.files) == (refused is None)
+
+
+def test_manifest_counts_no_rows_of_a_refused_network(tmp_path: Path) -> None:
+    write_own_table(tmp_path, [gpu("T4")], rows=900)
+    shipped = load_weights(["T4"])
+    (refused,) = tuning._tasks(gpu("T4"), read_own_tables(tmp_path), shipped, 0)
+    factors = {"T4": {"relu/float32": MeasuredFactor(factor=1.1, half_width=0.1, rows=12)}}
+    tuning._write({"T4": {}}, factors, [refused], [], shipped, tmp_path / "weights", 0)
+    manifest = read_manifest(tmp_path / "weights")
+    assert manifest is not None
+    assert manifest.files["T4.safetensors"].rows == 12
 
 
 def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
