@@ -182,7 +182,9 @@ def profiled_on_t4(step: Trace, **fields: object) -> Trace:
     timed = [
         replace(
             one,
-            kernels=(replace(GEMM, seconds=1e-6, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),),
+            kernels=(
+                replace(GEMM, seconds=1e-6, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),
+            ),
             host_start_seconds=begins,
             host_seconds=1e-4,
         )

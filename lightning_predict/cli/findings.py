@@ -174,7 +174,9 @@ class Findings:
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
-        trace = with_kernels(trace, self.assumptions.of_step(trace).kernels_applied)
+        assumptions = self.assumptions.of_step(trace)
+        runs = assumptions.without_kernels(assumptions.kernels_missing_on(gpu))
+        trace = with_kernels(trace, runs.kernels_applied)
         found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"

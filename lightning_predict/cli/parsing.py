@@ -308,6 +308,7 @@ def as_options(message: str, name: str) -> str:
     message = message.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in _parameters(command_of(name)):
         option = option_of(parameter)
+        # In Python, --budget is `budget_usd`.
         message = re.sub(rf"(?<![\w.-]){parameter}(?:_usd)?=(?: |(?=\S))", f"{option} ", message)
         if "_" in parameter:
             message = _renamed(message, parameter, option)

@@ -110,7 +110,7 @@ def report_on_gpu(
     """Run all parts, or the given ones, and write the report. Measurements use the time that other parts leave.
 
     Returns:
-        The content of the file.
+        The content of the file, without the version and the hash.
 
     Raises:
         InvalidArgumentError: The preset is unknown, or the time is not above 0.

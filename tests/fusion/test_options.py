@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,6 +229,17 @@ def test_search_of_layouts_and_named_steps_take_kernels(blocks: lp.Trace) -> Non
     assert lp.best_layouts(named, ["2xH100"])[0] == compiled
     assert seconds(named, "", "L4") == seconds(blocks, "compile", "L4")
     assert seconds(named, "eager", "L4") == seconds(blocks, "", "L4")
+
+
+def test_memory_section_leaves_out_kernels_that_the_gpu_lacks(run: Run, tmp_path: Path) -> None:
+    cards = {}
+    for kernels in ("eager", "compile"):
+        card = tmp_path / f"{kernels}.md"
+        assert (
+            run("predict", "examples/gpt2.json.gz", "--gpus", "P100", "--kernels", kernels, "--output", card).code == 0
+        )
+        cards[kernels] = card.read_text(encoding="utf-8").split("## Where the memory goes")[1]
+    assert cards["compile"] == cards["eager"]
 
 
 def test_command_line_takes_kernels_by_name(run: Run) -> None:

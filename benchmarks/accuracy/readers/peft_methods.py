@@ -1,8 +1,8 @@
 """PEFT's comparison of its methods on an L40S (`peft_methods.csv`): Llama 3.2 3B on texts, FLUX.2 klein 4B on images.
 
 The methods are PEFT's own, built on the meta device. A row is left out if PEFT's release here trains another number of
-parameters, because then its settings differ from the row's. The rows tell the tokens of a step, 837.4 of four texts; the
-padding up to the longest text of a batch is not known and left out.
+parameters, because then its settings differ from the row's. The rows tell the tokens of a step, 837.4 of four texts;
+the padding up to the longest text of a batch is not known and left out.
 """
 
 from __future__ import annotations
