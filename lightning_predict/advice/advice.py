@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from lightning_predict.advice.advice_text import WORTH_IT, Advice, Chain, ChangeVerdict, EvaluatedChange
+from lightning_predict.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.advice.changes import CHANGES, SIDE_EFFECTS, Change
 from lightning_predict.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
 from lightning_predict.advice.layers import layer_table
@@ -241,7 +241,7 @@ class _Evaluation:
             trial = tuple(name for name in CHANGES if name in (*names, advised.name))
             more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
             fits, fitted = (self._first(self.predicted(each)).fits for each in (trial, ()))
-            if more >= WORTH_IT and (fits is not False or fitted is False):
+            if more >= 1 + NOTICEABLE and (fits is not False or fitted is False):
                 names, order = trial, (*order, advised.name)
         if not names:
             return None
@@ -287,7 +287,7 @@ def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
     doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends beyond 1
-    if 1 - NOTICEABLE <= middle < WORTH_IT or abs(middle - 1) < doubt:
+    if 1 - NOTICEABLE <= middle < 1 + NOTICEABLE or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"
 

@@ -15,7 +15,7 @@ from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval
-from lightning_predict.base.ties import ordered
+from lightning_predict.base.ties import NOTICEABLE, ordered
 from lightning_predict.reports.format import duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
@@ -31,9 +31,6 @@ measured pair of steps, with and without such a change, validates the gain; `no`
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | bool | None
 """Value of a JSON document."""
-
-WORTH_IT: Final = 1.02
-"""Minimum gain of a recommended change."""
 
 _JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
 """Names in JSON that differ from the attributes."""
@@ -415,7 +412,7 @@ def _simulated(change: EvaluatedChange) -> str:
 def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:
     """Return the largest simulated gain on another GPU if clearly larger than on the first; its part by padding."""
     best, gain = _largest(one)
-    on = f"{_times(gain)} on {best}" if gain >= WORTH_IT * (one.simulated_gain or 1.0) else ""
+    on = f"{_times(gain)} on {best}" if gain >= (1 + NOTICEABLE) * (one.simulated_gain or 1.0) else ""
     told = on + _by_padding(one, advice, ", " if on else "")
     return f" ({told})" if told else ""
 
@@ -431,7 +428,7 @@ def _by_padding(one: EvaluatedChange, advice: Advice, comma: str) -> str:
         return ""
     gpu, gain = _largest(padding)
     where = "" if gpu == _largest(one)[0] else f" on {gpu}"
-    return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= WORTH_IT else ""
+    return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= 1 + NOTICEABLE else ""
 
 
 def _rent(advice: Advice) -> Iterator[str]:

@@ -19,6 +19,7 @@ from lightning_predict.advice.batch_size import with_samples
 from lightning_predict.advice.changes import change_named
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
@@ -56,13 +57,9 @@ def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = 
     found = sorted(_ways(trace, layout, assumptions), key=lambda way: (way.number, way.seconds))
     kept: list[WayToFit] = []
     for way in found:
-        if not kept or way.seconds < kept[-1].seconds * (1 - _NOTICEABLE):
+        if not kept or way.seconds < kept[-1].seconds * (1 - NOTICEABLE):
             kept.append(way)
     return tuple(kept)
-
-
-_NOTICEABLE: Final = 0.02
-"""Relative gain of time from which a further change is named."""
 
 
 def _ways(trace: Trace, layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:

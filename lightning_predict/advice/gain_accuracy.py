@@ -29,6 +29,7 @@ from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError
 from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import Trace
+from lightning_predict.uncertainty import MEASURED_SPREAD
 
 MIN_PAIRS: Final = 10
 """Minimum number of pairs for which a gain is reported."""
@@ -107,9 +108,6 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
 
-RUN_REPEATABILITY: Final = 0.05
-"""Half width in log units of gains measured by the user's own runs, for their repeatability."""
-
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
     """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain.
@@ -130,7 +128,7 @@ def calibration_of_runs(measured: Sequence[float], simulated: float) -> Measured
         coverage=1.0,
         power=1.0,
         shift=math.log(gain / simulated),
-        base_half_width=RUN_REPEATABILITY + spread,
+        base_half_width=math.log(MEASURED_SPREAD) + spread,
         half_width_slope=0.0,
         is_own=True,
     )

@@ -15,20 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from lightning_predict.base.ties import NOTICEABLE, clearly_less, ordered
+from lightning_predict.base.ties import NOTICEABLE, TIE, clearly_less, ordered
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Operation, Trace
 from lightning_predict.reports.format import milliseconds
+from lightning_predict.reports.memory import MODULES_SHOWN
 from lightning_predict.weights.source import AnyWeights
-
-MAX_ROWS: Final = 10
-"""Maximum number of rows."""
-
-SHARE_OF_NOTHING: Final = 0.001
-"""The row of merged rows is omitted if its share of the device time is at most this value on every GPU."""
 
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
@@ -76,7 +71,7 @@ class LayerTable:
 
     Attributes:
         columns: Names of GPUs; `, changed` marks columns with changes.
-        rows: Rows, sorted by the first column, longest first. The rows add up to the device time, within 0.1 %.
+        rows: Rows, sorted by the first column, longest first. The rows add up to the device time.
     """
 
     columns: tuple[str, ...]
@@ -135,14 +130,14 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         for module in modules
     }
     shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
-    kept = [module for module in shown if not clearly_less(shares[module], NOTICEABLE)][:MAX_ROWS]
+    kept = [module for module in shown if not clearly_less(shares[module], NOTICEABLE)][:MODULES_SHOWN]
     patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))
         for module in kept
     ]
     rest = tuple(sum(seconds for module, seconds in part.items() if module not in kept) for part in parts)
-    if any(seconds > SHARE_OF_NOTHING * total for seconds, total in zip(rest, totals, strict=True)):
+    if any(seconds > TIE * total for seconds, total in zip(rest, totals, strict=True)):
         rows.append(LayerRow(module=OTHERS, seconds=rest))
     return LayerTable(columns=tuple(columns), rows=tuple(rows))
 

@@ -24,8 +24,8 @@ from lightning_predict.record.trace import Trace
 MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")
 """Parts of the names of operations whose FLOPs count."""
 
-BACKWARD_RATIO: Final = 3.0
-"""Ratio of the FLOPs of a training step and of its forward pass."""
+BACKWARD_MATMULS: Final = 2
+"""Matmuls of the backward pass for each one of the forward pass: the gradients of the input and of the weight."""
 
 
 @final
@@ -55,7 +55,7 @@ def step_work(kinds: Sequence[WorkTimes], shares: Sequence[float], trace: Trace)
             total += own
             forward += own if phase == "forward" else 0.0
             by_dtype[shape.dtype] += part * own
-        flops += part * (min(total, BACKWARD_RATIO * forward) if forward else total)
+        flops += part * (min(total, (1 + BACKWARD_MATMULS) * forward) if forward else total)
     tokens = _tokens(trace)
     if not flops:
         return StepWork(tokens=tokens)

@@ -23,18 +23,16 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.kernels.model_flops import BACKWARD_MATMULS
 from lightning_predict.kernels.translation import translate
 from lightning_predict.layouts.gradients import experts_module
 from lightning_predict.layouts.strategy import Recompute
 from lightning_predict.layouts.tensor_parallel import SplitModel, TransformerBlock
-from lightning_predict.record.trace import Operation, Trace
+from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.simulation import HostOperation
 
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
 """Name prefixes of operations that compute attention, fused or unfused."""
-
-BACKWARD_MATMULS: Final = 2
-"""Number of matmuls in the backward pass of a linear layer."""
 
 
 def recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
@@ -145,8 +143,3 @@ def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequen
     products = [index for index, operation in enumerate(operations) if operation.name in MATMUL_NAMES]
     kept = {*products[::2], *inside}
     return [index for index in range(len(operations)) if index not in kept]
-
-
-def chosen_operations(operations: Sequence[Operation], recompute: Recompute) -> Sequence[Operation]:
-    """Return a block's forward operations that its backward pass repeats."""
-    return [operations[index] for index in recomputed_part(operations, recompute)]

@@ -84,8 +84,6 @@ Offload = Literal["none", "optimizer"]
 LossMemory = Literal["split", "gathered", "fused"]
 GatheredDtype = Literal["float32", "bfloat16", "float16"]
 
-MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, 
 from lightning_predict.kernels.memory_bound import bytes_read
 from lightning_predict.kernels.operations import OperationShape, register, translates
 from lightning_predict.kernels.roofline import limited_transfer
+from lightning_predict.kernels.wave_scaling import WARP_THREADS
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
 register(
@@ -25,11 +26,10 @@ register(
 )
 
 
-LOOK_UP_ROWS: Final = 32
 LOOK_UP_CYCLES: Final = {"forward": 1500.0, "backward": 600.0}
-"""Cycles of `nll_loss` per `LOOK_UP_ROWS` rows.
+"""Cycles of `nll_loss` per `WARP_THREADS` rows.
 
-`nll_loss` has one block with `LOOK_UP_ROWS` threads. Each thread loads a target and then the target's logit from
+`nll_loss` has one block with `WARP_THREADS` threads. Each thread loads a target and then the target's logit from
 memory. The constant part of cross entropies in Liger (A100) and KernelBench (T4, H100-PCIe, L40S) is 1,450 to 1,800
 cycles. The backward pass does not wait for loads and takes about 600 cycles (training data)."""
 
@@ -37,7 +37,7 @@ cycles. The backward pass does not wait for loads and takes about 600 cycles (tr
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[OperationShape, ...]:
     """Count reading the targets and one value per target. `nll_loss2d` has many blocks."""
     alone = "2d" not in operation.name
-    cycles = math.ceil(targets.elements / LOOK_UP_ROWS) * LOOK_UP_CYCLES[direction] if alone else 0.0
+    cycles = math.ceil(targets.elements / WARP_THREADS) * LOOK_UP_CYCLES[direction] if alone else 0.0
     return (limited_transfer(2.0 * targets.size_bytes, written, float(targets.elements), block_cycles=cycles),)
 
 

@@ -40,6 +40,7 @@ from lightning_predict.kernels.roofline import (
     memory_bandwidth,
     rounds,
 )
+from lightning_predict.kernels.wave_scaling import WARP_THREADS
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
@@ -133,11 +134,10 @@ GRADIENT_ROW_CYCLES: Final = 130.0
 """SM cycles of a row in the gradient of a norm's input, in addition to its bytes."""
 
 WEIGHT_ROW_CYCLES: Final = 9.0
-"""Cycles of a row in the gradient of a norm's weight. A block sums 32 columns over all rows."""
+"""Cycles of a row in the gradient of a norm's weight. A block sums the columns of a warp over all rows."""
 SPLIT_ROWS: Final = 65536
-SPLIT_COLUMNS: Final = 32
-"""Minimum number of rows, and columns per block, with which PyTorch splits the rows of that sum among blocks, if there
-are fewer blocks than half of the multiprocessors (`layer_norm_kernel.cu`)."""
+"""Minimum number of rows with which PyTorch splits the rows of that sum among blocks, if there are fewer blocks than
+half of the multiprocessors (`layer_norm_kernel.cu`)."""
 
 
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -159,7 +159,7 @@ def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time of two kernels: the gradient of the input, and the sum over rows for that of the weight."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     streamed = rows * columns * batch.element_bytes / (DELIVERED_SHARE * gpu.dram_bytes_per_second)
-    is_split = (rows > SPLIT_ROWS) & (columns / SPLIT_COLUMNS < gpu.streaming_multiprocessors / 2)
+    is_split = (rows > SPLIT_ROWS) & (columns / WARP_THREADS < gpu.streaming_multiprocessors / 2)
     by_row = np.where(is_split, 0.0, rows * WEIGHT_ROW_CYCLES / gpu.boost_clock_hz)
     seconds: Array = 3 * streamed + rows * GRADIENT_ROW_CYCLES / issue_rate(gpu) + np.maximum(2 * streamed, by_row)
     return seconds
