@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import warnings
@@ -209,10 +208,6 @@ def profile(folder: Path) -> None:
     write_profile(folder / "k.json", [*steps([2, 1]), *links], distributedInfo={"world_size": 2})
 
 
-def execution_trace(folder: Path) -> None:
-    (folder / "e.json").write_bytes(gzip.decompress(Path("tests/traces/cpu_execution_trace.json.gz").read_bytes()))
-
-
 OWN_GPUS = '[gpu.MINE]\nlike = "T4"\nreported_names = ["NVIDIA Mine"]\nmemory_gib = 48\nfloat16_tflops = 9.5\n'
 
 TABLE = EmbeddingTable(rows=10, dim=4, name="tables.0")
@@ -253,7 +248,6 @@ READERS = {
         "t.json.gz", lambda folder: TRACE.save(folder / "t.json.gz"), lambda f: Trace.load(f / "t.json.gz")
     ),
     "profile": Reader("k.json", profile, lambda folder: import_trace(folder / "k.json")),
-    "execution trace": Reader("e.json", execution_trace, lambda folder: import_trace(folder / "e.json")),
     "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offers(folder / "p.yaml")),
     "own prices as CSV": Reader("p.csv", text("p.csv", CSV_OFFERS), lambda folder: read_offers(folder / "p.csv")),
     "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: read_offers(folder / "o.toml")),
@@ -381,14 +375,6 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "profile: thread": ("profile", lambda good: good.replace(b'"tid": 1', b'"tid": {}')),
     "profile: time of a link": ("profile", lambda good: good.replace(b'"ts": 50.0}', b'"ts": "soon"}')),
     "profile: number of a link": ("profile", lambda good: good.replace(b'"id": 1,', b'"id": [1],')),
-    "execution trace: sequence number": (
-        "execution trace",
-        lambda good: re.sub(rb'("name": ?"seq_id", ?"type": ?"int64", ?"value": ?)', rb"\1[],", good, count=1),
-    ),
-    "execution trace: types": (
-        "execution trace",
-        lambda good: re.sub(rb'("types": ?\[)"[^"]*",?', rb"\1", good, count=1),
-    ),
     "own prices: number": ("own prices", lambda good: good.replace(b"12.40", LONG)),
     "own prices: nested": ("own prices", lambda good: DEEP),
     "own prices: tag": ("own prices", lambda good: good.replace(b"12.40", b"!!bool maybe")),

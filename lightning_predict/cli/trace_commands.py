@@ -50,11 +50,10 @@ def trace(
     """Check, anonymise or import a recorded step, or inspect its prediction on a GPU.
 
     `check` validates a trace and summarizes it. `anonymise` removes the names of modules and parameters, and the notes.
-    `import` converts a Kineto JSON file of torch.profiler or a PyTorch execution trace. `view` writes the predicted
-    timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the slowest operations on a GPU,
-    timed by their shapes alone, with the source and the limits of each time. `layers` adds up the time by module, and
-    names code that PyTorch has a fused kernel for. `memory` shows the memory of a GPU at the step's peak, and ways to
-    reduce it.
+    `import` converts a Kineto JSON file of torch.profiler. `view` writes the predicted timeline for a GPU as a Chrome
+    trace, which ui.perfetto.dev opens. `explain` lists the slowest operations on a GPU, timed by their shapes alone,
+    with the source and the limits of each time. `layers` adds up the time by module, and names code that PyTorch has a
+    fused kernel for. `memory` shows the memory of a GPU at the step's peak, and ways to reduce it.
 
     Args:
         action: What to do: check, anonymise, import, view, explain, layers or memory.

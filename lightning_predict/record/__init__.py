@@ -3,7 +3,7 @@
 Without torch:
 
 * `trace.py`: `Trace` and its parts, and its file format (versioned JSON). `anonymised` hides names.
-* `imports.py`: `import_trace`, for files of other tools. `kineto.py` reads profiles exported by `torch.profiler`:
+* `imports.py`: `import_trace`, for files of `torch.profiler`. `kineto.py` reads profiles exported by `torch.profiler`:
   `events.py` nests their calls, `attribution.py` selects the operations, `calls.py` reads tensors and arguments.
 * Rules that all recorders share: `signatures.py` (argument names, and calls that are recorded as one operation) and
   `phases.py` (forward, backward, optimizer, other).

@@ -37,9 +37,6 @@ from lightning_predict.record.signatures import (
 )
 from lightning_predict.record.trace import TensorInfo
 
-RECORDED_OUTPUTS: Final = "recorded outputs"
-"""Key of `call.details` for the output tensors, in the same format as `RECORDED_TENSORS`; absent if unknown."""
-
 _DTYPES: Final[Mapping[str, str]] = {
     "float": "float32",
     "double": "float64",
@@ -107,16 +104,8 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List the tensors that a call writes; empty unless a recorder added them or they can be inferred."""
-    recorded = call.details.get(RECORDED_OUTPUTS)
-    if recorded is None and operator_name(call) == "aten::index":
-        return _infer_index_output(call)
-    return tuple(tensor for group in _groups_of_rows(recorded or []) for tensor in group or ())
-
-
-def _infer_index_output(call: Call) -> tuple[TensorInfo, ...]:
-    """Infer the output shape of an `aten::index` call, whose kernel reads a view of this shape and stride 0."""
-    for view in call.descendants():
+    """Infer the output of an `aten::index` call, whose kernel reads a view of its shape and stride 0; else empty."""
+    for view in call.descendants() if operator_name(call) == "aten::index" else ():
         if operator_name(view) != "aten::as_strided":
             continue
         values: list[Any] = [*_parsed(view), None, None, None]
@@ -185,7 +174,10 @@ def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
     """List the tensors at each position of the call; None at positions without tensors."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
-        return _groups_of_rows(recorded)
+        return [
+            tuple(TensorInfo(tuple(shape), dtype, number, device) for shape, dtype, number, device in rows) or None
+            for rows in recorded
+        ]
     sizes = call.details.get("input dims", [])
     types = call.details.get("input type", [])
     groups: list[tuple[TensorInfo, ...] | None] = []
@@ -194,18 +186,11 @@ def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
             dtype = _list_dtype(call)
             groups.append(tuple(TensorInfo(tuple(item), dtype) for item in shape if is_shape(item)) or None)
         else:
-            groups.append(None if kind in NO_TENSORS else (TensorInfo(tuple(shape), dtype_of(kind)),))
+            groups.append(None if kind in NO_TENSORS else (TensorInfo(tuple(shape), _dtype_of(kind)),))
     return groups
 
 
-def _groups_of_rows(recorded: Sequence[Any]) -> list[tuple[TensorInfo, ...] | None]:
-    return [
-        tuple(TensorInfo(tuple(shape), dtype, number, device) for shape, dtype, number, device in rows) or None
-        for rows in recorded
-    ]
-
-
-def dtype_of(kind: str) -> str:
+def _dtype_of(kind: str) -> str:
     """Return torch's name for a C++ type; unknown types are returned unchanged."""
     return _DTYPES.get(kind.lower(), kind)
 
@@ -227,7 +212,7 @@ def _list_dtype(call: Call) -> str:
     for one in inside:
         for kind in one.details.get("input type", []):
             if kind not in NO_TENSORS:
-                return dtype_of(kind)
+                return _dtype_of(kind)
     sizes = (_COPIED_ELEMENT_BYTES.search(work.name) for one in inside for work in one.device_work)
     size = next((int(found[1]) for found in sizes if found is not None), 4)
     return _DTYPE_OF_BYTES.get(size, "float32")

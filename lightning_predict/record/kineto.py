@@ -68,7 +68,7 @@ def trace_of_kineto(document: object, source: str, *, step: int | None, gpu: str
     shapes = any(operation.inputs for operation in trace.operations)
     flags = _TF32_BY_KERNELS if trace.flags.matmul_tf32 else _UNKNOWN_FLAGS
     notes = [
-        *step_notes(profile, asked=step),
+        *_step_notes(profile, asked=step),
         *_named_without_kernels(profile, trace),
         *trace.notes,
         *([] if shapes else [_NO_SHAPES]),
@@ -150,7 +150,7 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
         )
 
 
-def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
+def _step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
     """Yield notes that state which part of a file was read."""
     marked = profile.marked_steps
     if profile.step is None:

@@ -270,7 +270,7 @@ class Trace:
     Attributes:
         operations: Operations in host order.
         device: Device type: `cuda`, `cpu` or `meta`.
-        recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
+        recorder: `profiler`, `dispatch`, or `kineto` (an imported file).
         gpu_reported_name: torch's name of the GPU; None without CUDA.
         gpu_memory_bytes: Memory of the GPU; None without CUDA.
         step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
@@ -444,7 +444,7 @@ class Trace:
         top = document.mapping()
         if is_profile(top):
             raise TraceFormatError(
-                f"{source} is a profile of torch.profiler or an execution trace. Convert it with `lightning-predict "
+                f"{source} is a profile of torch.profiler. Convert it with `lightning-predict "
                 f"trace import {source}`, or in Python with import_trace({source!r})."
             )
         if top.get("format") != FORMAT:
@@ -501,10 +501,8 @@ def measured_seconds(trace: Trace) -> float | None:
 
 
 def is_profile(document: object) -> bool:
-    """Return whether a JSON document is a profile of torch.profiler, or an execution trace."""
-    return isinstance(document, list) or (
-        isinstance(document, dict) and not {"traceEvents", "nodes"}.isdisjoint(document)
-    )
+    """Return whether a JSON document is a profile of torch.profiler."""
+    return isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document)
 
 
 def read_trace_json(path: str, *, strict: bool = True) -> Any:

@@ -4,8 +4,8 @@ Run it from the repository's root; on a machine with CUDA the files are of real 
 
     python -m tests.gpu.record_traces OUTPUT_FOLDER
 
-Each file holds two marked steps of one workload of `tests/record/workloads.py` (the execution trace one step, without
-marks), gzip-compressed, without the names of the machine and of its folders.
+Each file holds two marked steps of one workload of `tests/record/workloads.py`, gzip-compressed, without
+the names of the machine and of its folders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from tests.record.workloads import mixed_step, perceptron_step
 
@@ -44,22 +44,6 @@ def record(step: Callable[[], object], path: Path, *, device: str) -> None:
         document.pop(key, None)
     for event in document["traceEvents"]:
         event.get("args", {}).pop("Input Strides", None)
-    path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
-
-
-def record_execution_trace(step: Callable[[], object], path: Path) -> None:
-    """Write an execution trace of one step after two warm-ups."""
-    for _ in range(2):
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "execution_trace.json"
-        observer = ExecutionTraceObserver()
-        observer.register_callback(str(raw))
-        observer.start()
-        step()
-        observer.stop()
-        observer.unregister_callback()
-        document = json.loads(raw.read_text())
     path.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
 
 
@@ -103,7 +87,6 @@ def main(folder: str) -> None:
         path = target / f"{device}_{name}.json.gz"
         record(step, path, device=device)
         print(f"{path}: {path.stat().st_size} bytes")
-    record_execution_trace(perceptron_step(device, clip=True), target / f"{device}_execution_trace.json.gz")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ REFUSED: Final = {
     "hta_cupti_a100.json.gz": "119 operations without shapes or measured kernels",
     "hta_minitoy_mi250.json.gz": "'AMD Radeon Graphics', with AMD's runtime. Recordings of NVIDIA GPUs only are read",
     "kineto_old_resnet50_w4_29db.json.gz": "does not name the GPU that it was recorded on. The trace has no shapes",
-    "param_linear_et.json.gz": "is an execution trace of schema 1.0.1; this release reads 1.1.x",
+    "param_linear_et.json.gz": "is not a Kineto JSON file (no 'traceEvents')",
 }
 
 

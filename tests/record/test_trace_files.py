@@ -194,7 +194,7 @@ def test_newer_version_is_rejected(tmp_path: Path) -> None:
     ("document", "message"),
     [
         ({"events": []}, rf"'format' is None, expected '{FORMAT}'.*trace import"),
-        ({"traceEvents": []}, r"is a profile of torch\.profiler .*`lightning-predict trace import"),
+        ({"traceEvents": []}, r"is a profile of torch\.profiler\. Convert it with `lightning-predict trace import"),
     ],
 )
 def test_other_json_file_is_rejected(document: dict[str, Any], message: str, tmp_path: Path) -> None:
