@@ -1,9 +1,11 @@
 """Translates parallel configurations of other projects to strategy texts, for `parse_strategy`.
 
-Supported are arguments of Megatron and NeMo (also in a shell script), torchtitan's TOML files, DeepSpeed's JSON files,
-YAML files of accelerate, axolotl, LLaMA-Factory, Hugging Face's Trainer, gpt-neox and nanotron, and strategy objects of
-Lightning. Every key of a file is translated, refused because its effect on time or memory is not predicted, or listed
-in one warning as without effect on the strategy. Example::
+Supported are arguments of Megatron and NeMo (also in a shell script), torchtitan's TOML files, JSON files of DeepSpeed
+and Hugging Face's Trainer, YAML files of accelerate, axolotl, LLaMA-Factory, Trainer, gpt-neox, nanotron, NeMo,
+torchtune, litgpt and LLM Foundry, and strategy objects of Lightning.
+
+Every key of a file is translated, refused because its effect on time or memory is not predicted, or listed in one
+warning as without effect on the strategy. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
@@ -15,6 +17,7 @@ in one warning as without effect on the strategy. Example::
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -68,8 +71,7 @@ def strategy_of_file(path: str) -> str:
         raise InvalidArgumentError(f"strategy={path!r} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise InvalidArgumentError(f"strategy={path!r} holds no table of options; expected keys and values.")
-    translate = {".toml": _torchtitan, ".json": _deepspeed}.get(file.suffix, _yaml)
-    return _translated(_Keys(found, path), translate)
+    return _translated(_Keys(found, path), _torchtitan if file.suffix == ".toml" else _project)
 
 
 def _translated(keys: _Keys, translate: Callable[[_Keys], ForeignOptions]) -> str:
@@ -77,7 +79,8 @@ def _translated(keys: _Keys, translate: Callable[[_Keys], ForeignOptions]) -> st
     listed = sorted(set(keys.unread()))
     if listed:
         warnings.warn(
-            f"{keys.path}: these keys do not change how GPUs share the work, and are left to the recorded step: "
+            f"{keys.path}: these keys do not change how GPUs share the work, and are left to the recorded step and "
+            "`gpus`: "
             f"{', '.join(listed)}.",
             stacklevel=2,
         )
@@ -103,7 +106,8 @@ _WITHOUT_EFFECT: Final = frozenset(
     "distributed_backend distributed_timeout_minutes no_check_for_nan_in_loss_and_grad ckpt_fully_parallel_save "
     "ckpt_fully_parallel_load dist_ckpt_format no_async_tensor_model_parallel_allreduce num_experts "
     "moe_shared_expert_intermediate_size moe_router_enable_expert_bias fsdp_version fsdp_transformer_layer_cls_to_wrap "
-    "fsdp_min_num_params".split()
+    "fsdp_min_num_params overlap_p2p_comm fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad "
+    "fp8_hybrid fp8_e4m3 fp8_enable_fsdp_float8_all_gather".split()
 )
 """Keys with such a part that describe the recorded model or hardly affect predictions."""
 
@@ -171,6 +175,17 @@ class _Keys:
             self.read(key)
         return found
 
+    def rename(self, names: Mapping[str, str]) -> _Keys:
+        """Read keys under the names of another project; error messages keep the names of the file."""
+        for old in [old for old, new in names.items() if old in self._left and new not in self._left]:
+            self._left[names[old]], self._names[names[old]] = self._left.pop(old), self._names.pop(old)
+        return self
+
+    def take(self, earlier: _Keys, part: str) -> None:
+        """Move the keys with a part in their names from the table that held them in earlier versions of a project."""
+        for key in [key for key in earlier._left if part in key]:
+            self._left[key], self._names[key] = earlier.read(key), key
+
     def is_on(self, key: str) -> bool:
         """Return whether a key is set. A table counts as set unless it is empty or has `enabled: false`."""
         value = self._left.get(key)
@@ -208,7 +223,10 @@ class _Keys:
 
     def unread(self) -> Iterator[str]:
         """Yield the keys without effect, except comments, which start with `_`; raise an error for others."""
+        off = tuple(f"{key}_" for key, value in self._left.items() if value is False)
         for key, value in self._left.items():
+            if key.startswith(off):  # an option of what is off
+                self._left[key] = None
             if key not in _WITHOUT_EFFECT and (any(part in key for part in self._refused) or value == "offload"):
                 self.refuse(key)
             if not key.startswith("_"):
@@ -270,12 +288,23 @@ _MEGATRON: Final[Translation] = {
     "recompute_granularity": {"full": {"recompute": "full"}, "selective": {"recompute": "selective"}},
     "recompute_method": {"uniform": {}},
     "recompute_num_layers": {"1": {}},
+    "fp8": {"true": {"fp8": "tensorwise"}},
+    "fp8_format": {"hybrid": {"fp8": "tensorwise"}, "e4m3": {"fp8": "tensorwise"}},
     "fp8_recipe": {
         "tensorwise": {"fp8": "tensorwise"},
         "delayed": {"fp8": "tensorwise"},
         "blockwise": {"fp8": "blockwise"},
     },
 }
+
+
+_NEMO: Final = {
+    "ub_tp_comm_overlap": "tp_comm_overlap",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+}
+"""NeMo's names of Megatron's arguments."""
 
 
 def are_arguments(text: str) -> bool:
@@ -304,25 +333,40 @@ def _arguments(text: str) -> dict[str, object]:
 
 
 def _megatron(keys: _Keys) -> ForeignOptions:
-    found = {"data": "ddp"} | keys.options(_MEGATRON)
+    found = {"data": "ddp"} | keys.rename(_NEMO).options(_MEGATRON)
     if found.get("tensor", 1) == 1:  # Megatron ignores the flag then
         found = {name: value for name, value in found.items() if name not in _SEQUENCE}
     capacity = keys.read("moe_expert_capacity_factor")
     found |= {"capacity": capacity} if capacity else {}
-    found |= _batches(keys, "global_batch_size", "micro_batch_size", "accumulated")
+    batches = _batches(keys, "global_batch_size", "micro_batch_size", "accumulated")
+    found |= batches | (_accumulated_in_pipeline(found) if batches else {})
     found |= {"expert_launches": True} if found.get("expert", 1) != 1 else {}  # one launch per expert, grouped or not
     return found | ({} if keys.read("overlap_grad_reduce") else {"overlap_grad_reduce": False})
+
+
+def _nemo(keys: _Keys) -> ForeignOptions:
+    """Translate NeMo's YAML, which has Megatron's arguments in `model`."""
+    own, trainer = keys.table("model", *_SHARING), keys.table("trainer")
+    optimizer = own.table("optim")
+    name, reduced = optimizer.text("name"), optimizer.options({"grad_sync_dtype": _REDUCED})
+    found = _on_gpus(_megatron(own), trainer.number("devices"), trainer.number("num_nodes"))
+    if name in ("distributed_fused_adam", "mcore_distributed_optim"):
+        found["data"] = "zero1"
+        found |= {"overlap_param_gather": True} if optimizer.read("overlap_param_sync") else {}
+    return found | reduced | {"overlap_grad_reduce": bool(optimizer.read("overlap_grad_sync"))}
+
+
+def _on_gpus(found: ForeignOptions, *counts: int | None) -> ForeignOptions:
+    """Add the number of data-parallel groups, if a file has all counts whose product is its number of GPUs."""
+    degrees = [found.get(name, 1) for name in ("tensor", "pipeline", "context")]
+    shared = math.prod(degree for degree in degrees if isinstance(degree, int))
+    return found if None in counts else found | {"groups": math.prod(count or 1 for count in counts) // shared}
 
 
 # `TP=8`, `export NAME="a b"  # comment`
 _ASSIGNED: Final = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;()]*)\s*(?:#.*)?;?\s*$", re.MULTILINE)
 # `$TP`, `${TP}`, `${TP:-8}`
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
-
-_LAUNCHER: Final = frozenset(
-    "nproc_per_node nnodes node_rank master_addr master_port rdzv_id rdzv_backend rdzv_endpoint max_restarts".split()
-)
-"""Arguments of torchrun, which launches the training and does not belong to its own arguments."""
 
 
 def _arguments_of_script(text: str, path: str) -> str:
@@ -334,13 +378,11 @@ def _arguments_of_script(text: str, path: str) -> str:
         return str(variables.get(match[1] or match[3], match[0] if match[2] is None else match[2]))
 
     arguments: list[str] = []
-    may_be_value = is_kept = False
-    for word in re.sub(r"[()]", " ", plain).split():
+    may_be_value = False
+    for word in re.sub(r"[()]", " ; ", plain).split():
         word = word.strip("\"';")
         is_argument = word.startswith("--")
-        if is_argument:
-            is_kept = _argument(word.partition("=")[0]) not in _LAUNCHER
-        if is_kept and (is_argument or (may_be_value and word and not word.startswith("-"))):
+        if is_argument or (may_be_value and word and not word.startswith("-")):
             for _ in range(len(variables) + 1):  # a value can contain variables
                 word = _VARIABLE.sub(value, word)
             arguments.append(word or "''")
@@ -377,8 +419,15 @@ _TORCHTITAN_RECOMPUTED: Final[Mapping[str, ForeignOptions]] = {
 """Options by the mode of `[activation_checkpoint]`, and the selected operations or every n-th layer."""
 
 
+_TORCHTITAN_DTYPES: Final[Mapping[str, str]] = {"param": "bfloat16", "reduce": "float32"}
+
+
 def _torchtitan(keys: _Keys) -> ForeignOptions:
     sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training")
+    for earlier in (training, keys.table("experimental")):  # until 2025
+        sharing.take(earlier, "parallel")
+    training.rename({"batch_size": "local_batch_size"})
+    sharing.rename({"data_parallel_degree": "data_parallel_shard_degree"})
     replicas = sharing.number("data_parallel_replicate_degree") or 1
     shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
     found: ForeignOptions = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
@@ -386,6 +435,13 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
         found |= {"shard": shard} if found["data"] == "hybrid" else {}
         found["groups"] = replicas * shard
     found |= sharing.options(_TORCHTITAN_DEGREES)
+    reshard = sharing.text("fsdp_reshard_after_forward", "default").lower()
+    if reshard == "never" or (reshard == "default" and found.get("pipeline", 1) != 1):
+        found["data"] = "zero2" if found["data"] == "fsdp" else found["data"]
+    if found.get("expert", 1) == 1:
+        sharing.read("expert_tensor_parallel_degree")  # torchtitan then splits the experts like other layers
+    else:
+        found |= sharing.options({"expert_tensor_parallel_degree": "expert_tensor"})
     if found.get("tensor", 1) != 1:
         found |= {"sequence": True}
         found |= sharing.options({"enable_async_tensor_parallel": {"true": {"overlap_tensor": True}}})
@@ -398,9 +454,13 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
     if recomputed not in _TORCHTITAN_RECOMPUTED:
         raise keys.refusal("activation_checkpoint", f"{mode} {option}")
     found |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
-    # torchtitan compiles each transformer block, and the loss
-    found |= keys.table("compile").options({"enable": {"true": {"kernels": "compile-blocks"}}})
-    reduced = training.text("mixed_precision_reduce", "float32")
+    compiled = keys.table("compile")
+    components = compiled.read("components", ["model"])
+    is_compiled = training.read("compile") or compiled.read("enable")
+    if is_compiled and isinstance(components, list) and "model" in components:
+        found["kernels"] = "compile-blocks"  # torchtitan compiles each transformer block
+    gathered, reduced = (training.text(f"mixed_precision_{part}", of) for part, of in _TORCHTITAN_DTYPES.items())
+    found |= {"param_dtype": gathered} if found["data"] in ("fsdp", "hybrid") else {}
     return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})
 
 
@@ -426,8 +486,10 @@ def _torchtitan_pipeline(sharing: _Keys, samples: object) -> ForeignOptions:
 
 def _torchtitan_float8(keys: _Keys) -> ForeignOptions:
     converters = keys.table("model").read("converters")
-    names = [str(name) for name in converters] if isinstance(converters, list) else []
-    recipe = keys.table("float8").text("recipe_name", "tensorwise")
+    names = [str(name) for name in converters] if isinstance(converters, list) else str(converters).split(",")
+    own = keys.table("float8")
+    recipe = own.text("recipe_name", "tensorwise")
+    names += ["float8"] if own.read("enable_float8_linear") else []
     recipe = keys.table("quantize").table("linear").table("float8").text("recipe_name", recipe)
     if any("mx" in name for name in names):
         return {"fp8": "mx"}
@@ -512,23 +574,44 @@ _DEGREES: Final[Translation] = {
     "sequence_parallel_degree": "context",
 }
 
+_ACCELERATE: Final = {
+    "parallelism_config_tp_size": "tensor_parallel_size",
+    "parallelism_config_cp_size": "context_parallel_size",
+    "parallelism_config_dp_replicate_size": "dp_replicate_size",
+    "parallelism_config_dp_shard_size": "dp_shard_size",
+}
+"""Keys of accelerate's `parallelism_config` by axolotl's names."""
+
 
 _KERNELS: Final[Mapping[str, Mapping[str, ForeignOptions]]] = {
     "torch_compile": {"true": {"kernels": "compile"}},
     "use_liger_kernel": {"true": {"kernels": "liger"}},
     "enable_liger_kernel": {"true": {"kernels": "liger"}},
+    "liger_fused_linear_cross_entropy": {"true": {"kernels": "liger"}},
 }
 """Kernels that a trainer's keys ask for."""
 
 
-def _yaml(keys: _Keys) -> ForeignOptions:
-    """Translate a YAML file, whose keys determine the project."""
+def _replicated(keys: _Keys) -> ForeignOptions:
+    """Return `hybrid` for several replicas of a sharded model, and the numbers of groups and of GPUs that shard."""
+    replicas, shard = keys.number("dp_replicate_size") or 1, keys.number("dp_shard_size")
+    found: ForeignOptions = {} if replicas == 1 else {"data": "hybrid"}
+    if shard is not None:
+        found |= {"groups": replicas * shard} | ({} if replicas == 1 else {"shard": shard})
+    return found
+
+
+def _project(keys: _Keys) -> ForeignOptions:
+    """Translate a YAML or JSON file, whose keys determine the project. Other JSON files are DeepSpeed's."""
     for names, translate in _PROJECTS.items():
         if keys.has(*names):
             return translate(keys)
+    if keys.path.endswith(".json"):
+        return _deepspeed(keys)
     raise InvalidArgumentError(
-        f"strategy={keys.path!r} is no YAML of accelerate, axolotl, Hugging Face's Trainer, gpt-neox or nanotron: it "
-        f"has none of {', '.join(name for names in _PROJECTS for name in names)}. Say the sharing as 'fsdp,tensor=8'."
+        f"strategy={keys.path!r} is no YAML of accelerate, axolotl, Hugging Face's Trainer, gpt-neox, nanotron, NeMo, "
+        f"torchtune, litgpt or LLM Foundry: it has none of {', '.join(name for names in _PROJECTS for name in names)}. "
+        "Say the sharing as 'fsdp,tensor=8'."
     )
 
 
@@ -536,17 +619,18 @@ def _accelerate(keys: _Keys) -> ForeignOptions:
     kind, precision = keys.text("distributed_type", "NO").upper(), keys.text("mixed_precision")
     if precision == "fp8":
         raise keys.refusal("mixed_precision", precision)
-    compiled = _compiled_by_accelerate(keys.table("dynamo_config"))
     keys.refuse("megatron_lm_config", "tp_config")
     processes = keys.number("num_processes")
-    groups: ForeignOptions = {} if kind == "NO" or processes is None else {"groups": processes}
+    degrees = keys.table("parallelism_config", "size").rename(_ACCELERATE).options(_DEGREES)
+    found = _on_gpus(degrees, None if kind == "NO" else processes)
+    found |= _compiled_by_accelerate(keys.table("dynamo_config"))
     if kind == "FSDP":
-        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | groups | compiled
+        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | found
     if kind == "DEEPSPEED":
-        return _accelerates_deepspeed(keys.table("deepspeed_config")) | groups | compiled
+        return _accelerates_deepspeed(keys.table("deepspeed_config")) | found
     if kind not in ("NO", "MULTI_GPU"):
         raise keys.refusal("distributed_type", kind)
-    return {"data": "ddp"} | groups | compiled
+    return {"data": "ddp"} | found
 
 
 def _compiled_by_accelerate(own: _Keys) -> ForeignOptions:
@@ -591,9 +675,11 @@ def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Fo
         data = "fsdp" if reshard else "zero2"
     found: ForeignOptions = {"data": data}
     found |= {"recompute": "full"} if read("activation_checkpointing") else {}
-    if mixed is None or data == "ddp":
+    policy = str(read("mixed_precision") or "PURE").upper()  # of LLM Foundry
+    if mixed is None or data == "ddp" or policy == "FULL":
         return found
-    return found | ({} if data == "zero2" else {"param_dtype": mixed}) | {"reduce_dtype": mixed}
+    found |= {} if data == "zero2" else {"param_dtype": mixed}
+    return found | {"reduce_dtype": "float32" if policy == "DEFAULT" else mixed}
 
 
 def _trainer(keys: _Keys) -> ForeignOptions:
@@ -606,7 +692,10 @@ def _trainer(keys: _Keys) -> ForeignOptions:
         found = _megatron(keys)
         return found | _accumulated_in_pipeline(found) | batches
     degrees = keys.options(_DEGREES)
-    keys.refuse("fp8", "expert_parallel_size", "dp_replicate_size")
+    keys.refuse("expert_parallel_size", "cp_size", "dist_config")
+    batches |= keys.options({"fp8": {"true": {"fp8": "tensorwise"}}})
+    keys.read("fp8_backend")
+    degrees |= _replicated(keys)
     if keys.is_on("deepspeed"):
         for key in degrees:
             raise keys.refusal(next(name for name, option in _DEGREES.items() if option == key), degrees[key])
@@ -618,7 +707,7 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     if "offload" in words:
         raise keys.refusal("fsdp", fsdp)
     if not words and not keys.is_on("fsdp_config"):
-        return {"data": "fsdp" if keys.read("dp_shard_size") else "ddp"} | degrees | batches
+        return {"data": "fsdp" if "groups" in degrees else "ddp"} | degrees | batches
     sharding = next((word for word in words if word.upper() in _SHARDING), "FULL_SHARD")
     return _fsdp(keys, mixed=mixed, sharding=sharding) | degrees | batches
 
@@ -667,11 +756,56 @@ def _nanotron(keys: _Keys) -> ForeignOptions:
     return found | _accumulated_in_pipeline(found) | batches
 
 
+# --- torchtune, litgpt and LLM Foundry
+
+_TORCHTUNE: Final = {
+    "batch_size": "micro_batch_size",
+    "tensor_parallel_dim": "tensor_parallel_size",
+    "context_parallel_dim": "context_parallel_size",
+    "data_parallel_replicate_dim": "dp_replicate_size",
+    "data_parallel_shard_dim": "dp_shard_size",
+}
+"""Keys of torchtune by axolotl's names."""
+
+
+def _torchtune(keys: _Keys) -> ForeignOptions:
+    keys.rename(_TORCHTUNE).refuse("optimizer_in_bwd")
+    keys.read("tensor_parallel_plan")
+    found: ForeignOptions = {"data": "zero2" if keys.read("fsdp_reshard_after_forward") is False else "fsdp"}
+    found |= keys.options(_DEGREES) | _replicated(keys)
+    found |= keys.options({"compile": {"true": {"kernels": "compile-blocks"}}})
+    found |= keys.options({"enable_activation_checkpointing": {"true": {"recompute": "full"}}})
+    return found | _batches(keys, "", "micro_batch_size", "gradient_accumulation_steps")
+
+
+def _litgpt(keys: _Keys) -> ForeignOptions:
+    """Translate litgpt's YAML: `hybrid` to pretrain, FSDP with recomputed blocks to fine-tune, if on several GPUs."""
+    counts = keys.number("devices"), keys.number("num_nodes")
+    batches = _batches(keys.table("train"), "global_batch_size", "micro_batch_size", "accumulated")
+    if counts[0] == 1 and counts[1] in (None, 1):
+        return {"data": "ddp"} | batches
+    tuned: ForeignOptions = {"data": "fsdp", "recompute": "full"}
+    return _on_gpus(tuned if keys.has("checkpoint_dir") else {"data": "hybrid"}, *counts) | batches
+
+
+def _foundry(keys: _Keys) -> ForeignOptions:
+    keys.refuse("tp_config")
+    mixed = DTYPE_WORDS.get(keys.text("precision").removeprefix("amp_"))
+    batches = _batches(keys, "global_train_batch_size", "device_train_microbatch_size", "accumulated")
+    if not keys.is_on("fsdp_config"):
+        return {"data": "ddp"} | batches
+    return _fsdp(keys, mixed=mixed) | batches
+
+
 _PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], ForeignOptions]]] = {
     ("pipe_parallel_size", "model_parallel_size"): _neox,
     ("distributed_type",): _accelerate,
     ("parallelism",): _nanotron,
+    ("global_train_batch_size", "device_train_microbatch_size"): _foundry,
     ("micro_batch_size", "per_device_train_batch_size", "deepspeed", "fsdp", "fsdp_config"): _trainer,
+    ("trainer",): _nemo,
+    ("train",): _litgpt,
+    ("batch_size",): _torchtune,
 }
 """Functions that translate a file, by keys that identify the project; the first match counts."""
 

@@ -231,6 +231,7 @@ class Strategy:
         yield (
             self.virtual > 1
             and self.micro_batches is not None
+            and self.global_batches is None
             and self.micro_batches * self.accumulate % self.pipeline > 0,
             f"an interleaved schedule deals micro-batches out in rounds of pipeline={self.pipeline}, which "
             f"micro_batches={self.micro_batches} is not a multiple of.",

@@ -39,6 +39,87 @@ selective_ac_option = "op"
 enable = false
 """
 
+EARLY_TORCHTITAN = """
+[model]
+converters = "float8"
+[training]
+batch_size = 2
+data_parallel_degree = -1
+tensor_parallel_degree = 8
+compile = true
+[experimental]
+context_parallel_degree = 1
+pipeline_parallel_degree = 1
+enable_async_tensor_parallel = true
+[activation_checkpoint]
+mode = "full"
+"""
+
+NEMO = """
+trainer: {num_nodes: 16, devices: 8, precision: bf16}
+model:
+  micro_batch_size: 2
+  global_batch_size: 256
+  tensor_model_parallel_size: 8
+  pipeline_model_parallel_size: 4
+  virtual_pipeline_model_parallel_size: 6
+  sequence_parallel: true
+  ub_tp_comm_overlap: true
+  fsdp: false
+  fsdp_sharding_strategy: full
+  fp8: true
+  fp8_margin: 0
+  activations_checkpoint_granularity: selective
+  activations_checkpoint_num_layers: null
+  optim: {name: distributed_fused_adam, overlap_grad_sync: true, overlap_param_sync: true, grad_sync_dtype: bf16}
+"""
+
+REPLICATED = """
+base_model: some/model
+dp_shard_size: 4
+dp_replicate_size: 2
+tensor_parallel_size: 2
+micro_batch_size: 1
+bf16: true
+fp8: true
+liger_fused_linear_cross_entropy: true
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true}
+"""
+
+CONTEXT = """
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}
+parallelism_config: {parallelism_config_dp_replicate_size: 1, parallelism_config_cp_size: 2}
+"""
+
+FOUNDRY = """
+global_train_batch_size: 1024
+device_train_microbatch_size: 8
+precision: amp_bf16
+fsdp_config: {{sharding_strategy: FULL_SHARD, mixed_precision: {}, activation_checkpointing: true}}
+"""
+
+TORCHTUNE = """
+tensor_parallel_dim: 8
+tensor_parallel_plan: {_component_: some.plan}
+batch_size: 4
+gradient_accumulation_steps: 2
+enable_activation_checkpointing: True
+fsdp_cpu_offload: False
+compile: True
+optimizer_in_bwd: False
+"""
+
+LITGPT = """
+checkpoint_dir: some/model
+devices: 4
+num_nodes: 1
+train: {global_batch_size: 64, micro_batch_size: 4}
+"""
+
 NO_RECOMPUTATION = '\n[activation_checkpoint]\nmode = "none"\n'
 
 ZERO2 = """{
@@ -171,30 +252,30 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             "train.sh",
             MEGATRON,
             "zero1,tensor=8,pipeline=2,sequence,gather_again,recompute=full,overlap_grad_reduce=false,"
-            "global_batches=128,batch_samples=2",
+            "global_batches=128,batch_samples=2,micro_batches=1",
         ),
         ("mixture.sh", MIXTURE, "zero1,expert=8,expert_launches"),
         (
             "llama.toml",
             TORCHTITAN,
-            "fsdp,tensor=8,pipeline=4,virtual=2,micro_batches=8,batch_samples=8,sequence,overlap_tensor,"
+            "zero2,tensor=8,pipeline=4,virtual=2,micro_batches=8,batch_samples=8,sequence,overlap_tensor,"
             "recompute=operations,fp8=tensorwise,reduce_dtype=float32",
         ),
-        ("a.toml", "[parallelism]\n", "fsdp,recompute=layers,reduce_dtype=float32"),
+        ("a.toml", "[parallelism]\n", "fsdp,recompute=layers,param_dtype=bfloat16,reduce_dtype=float32"),
         (
             "a.toml",
             "[training]\nlocal_batch_size = 8\nglobal_batch_size = 64\nseq_len = 8192" + NO_RECOMPUTATION,
-            "fsdp,batch_samples=8,global_batches=8,reduce_dtype=float32",
+            "fsdp,batch_samples=8,global_batches=8,param_dtype=bfloat16,reduce_dtype=float32",
         ),
         (
             "a.toml",
             "[parallelism]\ndata_parallel_replicate_degree = 2" + NO_RECOMPUTATION,
-            "hybrid,reduce_dtype=float32",
+            "hybrid,param_dtype=bfloat16,reduce_dtype=float32",
         ),
         (
             "a.toml",
             "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4" + NO_RECOMPUTATION,
-            "hybrid,shard=4,groups=8,reduce_dtype=float32",
+            "hybrid,shard=4,groups=8,param_dtype=bfloat16,reduce_dtype=float32",
         ),
         (
             "a.toml",
@@ -205,7 +286,7 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             "a.toml",
             "[training]\nlocal_batch_size = 8\n"
             "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n",
-            "fsdp,pipeline=2,micro_batches=4,batch_samples=8,recompute=layers,reduce_dtype=float32",
+            "zero2,pipeline=2,micro_batches=4,batch_samples=8,recompute=layers,reduce_dtype=float32",
         ),
         ("auto.json", ZERO2, "zero2,offload=optimizer"),
         (
@@ -237,7 +318,7 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
         (
             "blocks.toml",
             "[compile]\nenable = true" + NO_RECOMPUTATION,
-            "fsdp,kernels=compile-blocks,reduce_dtype=float32",
+            "fsdp,kernels=compile-blocks,param_dtype=bfloat16,reduce_dtype=float32",
         ),
         ("whole.json", '{"compile": {"disable": false}}', "ddp,kernels=compile"),
         (
@@ -266,6 +347,58 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             "zero1,tensor=4,pipeline=2,micro_batches=1,accumulate=16,batch_samples=2,groups=2,sequence,gather_again,"
             "reduce_dtype=float32",
         ),
+        (
+            "early.toml",
+            EARLY_TORCHTITAN,
+            "fsdp,tensor=8,sequence,overlap_tensor,batch_samples=2,recompute=full,fp8=tensorwise,kernels=compile-blocks,"
+            "param_dtype=bfloat16,reduce_dtype=float32",
+        ),
+        (
+            "loss.toml",
+            '[compile]\nenable = true\ncomponents = ["loss"]\n[parallelism]\nexpert_tensor_parallel_degree = 8\n'
+            'fsdp_reshard_after_forward = "never"' + NO_RECOMPUTATION,
+            "zero2,reduce_dtype=float32",
+        ),
+        (
+            "nemo.yaml",
+            NEMO,  # 128 GPUs in groups of 8 x 4
+            "zero1,tensor=8,pipeline=4,virtual=6,sequence,gather_again,overlap_tensor,recompute=selective,fp8=tensorwise,"
+            "batch_samples=2,global_batches=128,micro_batches=1,groups=4,overlap_param_gather,reduce_dtype=bfloat16",
+        ),
+        (
+            "replicated.yaml",
+            REPLICATED,
+            "hybrid,shard=4,groups=8,tensor=2,batch_samples=1,fp8=tensorwise,kernels=liger,param_dtype=bfloat16,"
+            "reduce_dtype=bfloat16",
+        ),
+        ("context.yaml", CONTEXT, "fsdp,context=2,groups=4,param_dtype=bfloat16,reduce_dtype=bfloat16"),
+        (
+            "foundry.yaml",
+            FOUNDRY.format("DEFAULT"),
+            "fsdp,batch_samples=8,global_batches=128,recompute=full,param_dtype=bfloat16,reduce_dtype=float32",
+        ),
+        (
+            "foundry.yaml",
+            FOUNDRY.format("PURE"),
+            "fsdp,batch_samples=8,global_batches=128,recompute=full,param_dtype=bfloat16,reduce_dtype=bfloat16",
+        ),
+        (
+            "torchtune.yaml",
+            TORCHTUNE,
+            "fsdp,tensor=8,batch_samples=4,accumulate=2,recompute=full,kernels=compile-blocks",
+        ),
+        ("litgpt.yaml", LITGPT, "fsdp,groups=4,batch_samples=4,global_batches=16,recompute=full"),
+        ("one.yaml", LITGPT.replace("devices: 4", "devices: 1"), "ddp,batch_samples=4,global_batches=16"),
+        (
+            "litgpt.yaml",
+            LITGPT.replace("checkpoint_dir", "out_dir"),
+            "hybrid,groups=4,batch_samples=4,global_batches=16",
+        ),
+        (
+            "trainer.json",
+            '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "fsdp": "full_shard", "bf16": true}',
+            "fsdp,batch_samples=4,accumulate=8,param_dtype=bfloat16,reduce_dtype=bfloat16",
+        ),
     ],
 )
 def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: str, text: str, words: str) -> None:
@@ -278,7 +411,8 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
     ("name", "text", "message"),
     [
         ("", "--num-layers-per-virtual-pipeline-stage 5", "num_layers_per_virtual_pipeline_stage = '5' has no word"),
-        ("", "--tensor-model-parallel-size 8 --ub-tp-comm-overlap", "ub_tp_comm_overlap = True has no word here"),
+        ("", "--fp8-format hybrid --fp8-param-gather", "fp8_param_gather = True has no word here"),
+        ("a.sh", "A=(\n --bf16 --fp8-param-gather\n)\nfi", "fp8_param_gather = True has no word here"),
         ("", "--global-batch-size 64", "global_batch_size=64 needs micro_batch_size, to tell how many batches"),
         ("", "--global-batch-size 64 --micro-batch-size 3", "=64 is no multiple of micro_batch_size = 3; correct one"),
         ("", "--tensor-model-parallel-size", "tensor_model_parallel_size=True; expected a whole number"),
@@ -325,7 +459,18 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
         ),
         ("a.json", "[1]", "holds no table of options"),
         ("a.json", "{", "is not valid JSON"),
-        ("a.yaml", "layers: 3", "is no YAML of accelerate, axolotl, Hugging Face's Trainer, gpt-neox or nanotron"),
+        ("a.yaml", "layers: 3", "is no YAML of accelerate, axolotl, .* NeMo, torchtune, litgpt or LLM Foundry"),
+        ("a.yaml", "batch_size: 2\noptimizer_in_bwd: true", "optimizer_in_bwd = True has no word here"),
+        (
+            "a.yaml",
+            "micro_batch_size: 1\ndist_config: {name: fsdp2}",
+            "dist_config = {'name': 'fsdp2'} has no word here",
+        ),
+        (
+            "a.yaml",
+            "distributed_type: FSDP\nparallelism_config: {parallelism_config_sp_size: 2}",
+            "parallelism_config_sp_size = 2 has no word here",
+        ),
         (
             "a.yaml",
             "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}",
@@ -358,6 +503,7 @@ def test_keys_that_cannot_be_predicted_are_refused(tmp_path: Path, name: str, te
     ("name", "text", "listed"),
     [
         ("", "--tensor-model-parallel-size 2 --num-layers 80 --rampup-batch-size 16 16 9", "num_layers, rampup_batch"),
+        ("a.sh", "torchrun --nproc_per_node 8 a.py --bf16", "bf16, nproc_per_node"),
         ("ds.json", ZERO2, "bf16, gradient_clipping, zero_optimization.reduce_bucket_size"),
         ("a.toml", "[training]\nseq_len = 8192\n[profiling]\n", "profiling, training.seq_len"),
         ("a.yaml", "distributed_type: MULTI_GPU\ndebug: false", "debug"),
@@ -365,7 +511,7 @@ def test_keys_that_cannot_be_predicted_are_refused(tmp_path: Path, name: str, te
 )
 @pytest.mark.filterwarnings("default")
 def test_keys_without_effect_are_listed_in_one_warning(tmp_path: Path, name: str, text: str, listed: str) -> None:
-    with pytest.warns(UserWarning, match=f"are left to the recorded step: {listed}") as warned:
+    with pytest.warns(UserWarning, match=f"are left to the recorded step and `gpus`: {listed}") as warned:
         strategy_of(tmp_path, name, text)
     assert len(warned) == 1
 
