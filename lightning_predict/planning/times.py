@@ -120,7 +120,7 @@ def times_of_runs(
     regression = fit_regression(chosen)
     alike = {
         name: values.pop()
-        for name in ("threads", "disk_seconds", "inner_modules")
+        for name in ("threads", "disk_seconds", "inner_modules", "sequence_length")
         if len(values := {getattr(run.setting, name) for run in chosen}) == 1
     }
     layouts = dict(_layouts(machines))

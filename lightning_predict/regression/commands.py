@@ -53,6 +53,7 @@ def regress(
     threads: str | None = None,
     disk_delay_seconds: str | None = None,
     inner_modules: str | None = None,
+    sequence_lengths: str | None = None,
     degree: int = 2,
     max_terms: int | None = None,
     absolute: bool = False,
@@ -63,9 +64,9 @@ def regress(
     With --layers, predict a recorded step of one neural network from the measured layers of others on the same GPU.
 
     Past runs are rows of a table with seconds, iterations, batch_size and gpu (or gflops). If they vary, num_gpus,
-    threads, disk_delay_seconds and inner_modules are needed, too. Other sources are MLflow's folder or database, an
-    export of MLflow or W&B, and `history`, the runs stored by RuntimePredictor. Each setting to predict may have
-    several values, separated by commas. All combinations are predicted. Needs the extra `fitting`.
+    threads, disk_delay_seconds, inner_modules and sequence_length are needed, too. Other sources are MLflow's folder or
+    database, an export of MLflow or W&B, and `history`, the runs stored by RuntimePredictor. Each setting to predict
+    may have several values, separated by commas. All combinations are predicted. Needs the extra `fitting`.
 
     Args:
         runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), `history`, or a folder of runs with
@@ -81,6 +82,7 @@ def regress(
         threads: CPU threads of the data loaders.
         disk_delay_seconds: Delays of the disk in seconds.
         inner_modules: Number of repeated modules, for a family of neural networks that differ in depth.
+        sequence_lengths: Tokens of a sample.
         degree: Maximum degree of products of variables.
         max_terms: Maximum number of terms of the regression (default: all significant ones).
         absolute: Minimise absolute errors instead of relative ones.
@@ -102,6 +104,7 @@ def regress(
         "threads": _numbers("threads", threads),
         "disk_seconds": _numbers("disk-delay-seconds", disk_delay_seconds),
         "inner_modules": _numbers("inner-modules", inner_modules),
+        "sequence_length": _numbers("sequence-lengths", sequence_lengths),
     }
     rates = [gigaflops_to_flops(value) for value in _numbers("gflops", gflops)]
     names = _words(gpus)
@@ -205,7 +208,9 @@ def _settings(
     return tuple(settings)
 
 
-_OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "disk_seconds": "disk-delay-seconds"}
+_OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "disk_seconds": "disk-delay-seconds"} | {
+    "sequence_length": "sequence-lengths"
+}
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
@@ -265,6 +270,7 @@ _COLUMNS: Final[Mapping[str, Callable[[RunSetting], object]]] = {
     "threads": lambda setting: setting.threads,
     "disk delay (s)": lambda setting: setting.disk_seconds,
     "inner modules": lambda setting: setting.inner_modules,
+    "sequence length": lambda setting: setting.sequence_length,
 }
 
 

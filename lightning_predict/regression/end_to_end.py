@@ -23,6 +23,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from statistics import NormalDist
 from typing import Final, final
 
 import numpy as np
@@ -42,18 +43,21 @@ class Term:
     exponents: tuple[int, ...]
 
     @property
+    def factors(self) -> tuple[tuple[Variable, int], ...]:
+        """Variables with their exponents."""
+        return tuple(zip(self.variables, self.exponents, strict=True))
+
+    @property
     def name(self) -> str:
         """Formula of the product, as text."""
-        pairs = list(zip(self.variables, self.exponents, strict=True))
-        above = [name if exponent == 1 else f"{name}^{exponent}" for name, exponent in pairs if exponent > 0]
-        below = [name for name, exponent in pairs if exponent < 0]
+        above = [name if exponent == 1 else f"{name}^{exponent}" for name, exponent in self.factors if exponent > 0]
+        below = [name for name, exponent in self.factors if exponent < 0]
         parts = [" * ".join(above) or "1", *below]
         return " / ".join(parts)
 
     def values(self, columns: Mapping[Variable, Array]) -> Array:
         """Return the value of the product for each run, shape (runs,)."""
-        powers = (columns[name] ** float(power) for name, power in zip(self.variables, self.exponents, strict=True))
-        values: Array = np.prod(np.stack(list(powers)), axis=0)
+        values: Array = np.prod([columns[name] ** float(power) for name, power in self.factors], axis=0)
         return values
 
 
@@ -71,8 +75,8 @@ def terms_of(
 ) -> tuple[Term, ...]:
     """Return all products of up to `degree` different variables, short products first, then squares.
 
-    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`. Squares stand alone, or are
-    divided by a rate of the GPU.
+    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`. Squares stand alone or with the
+    batch size, and can be divided by a rate of the GPU.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
@@ -84,9 +88,15 @@ def terms_of(
                 for name in chosen
             ]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
-    squares = [Term((name,), (2,)) for name in variables if name in squared and degree > 1]
     rates = [name for name in variables if name in _RATES and inverses]
-    by_rate = [Term((*one.variables, rate), (2, -1)) for one, rate in product(squares, rates)]
+    if {"batch_size", "sequence_length"} <= set(variables) and degree > 1:  # tokens
+        terms += [Term(("batch_size", "sequence_length", rate), (1, 1, -1)) for rate in rates]
+    squares = [Term((name,), (2,)) for name in variables if name in squared and degree > 1]
+    if "batch_size" in variables:  # each sample, or pair of samples, can cost the square of its length
+        others = [one.variables[0] for one in squares if one.variables != ("batch_size",)]
+        powers_of_batch = (1, 2) if "batch_size" in squared else (1,)
+        squares += [Term(("batch_size", name), (power, 2)) for power, name in product(powers_of_batch, others)]
+    by_rate = [Term((*one.variables, rate), (*one.exponents, -1)) for one, rate in product(squares, rates)]
     return (*terms, *squares, *by_rate)
 
 
@@ -101,17 +111,21 @@ class Extrapolation:
     highest: float
 
     @property
+    def is_above(self) -> bool:
+        """Whether the value is above the range."""
+        return self.requested_value > self.highest
+
+    @property
     def factor(self) -> float | None:
         """Value divided by the nearest end of the range: above 1 beyond the maximum; None if this end is 0."""
-        nearest = self.highest if self.requested_value > self.highest else self.lowest
+        nearest = self.highest if self.is_above else self.lowest
         return self.requested_value / nearest if nearest else None
 
     @property
     def note(self) -> str:
         """Text that states how far the value is outside the past runs."""
-        is_above = self.requested_value > self.highest
-        nearest = self.highest if is_above else self.lowest
-        kind = "largest" if is_above else "smallest"
+        nearest = self.highest if self.is_above else self.lowest
+        kind = "largest" if self.is_above else "smallest"
         kind = "only one" if self.lowest == self.highest else kind
         times = "beyond" if self.factor is None else f"{self.factor:.3g} times"
         return f"{WORDS[self.variable]} {self.requested_value:g} is {times} the {kind} of the past runs ({nearest:g})"
@@ -158,7 +172,8 @@ class EndToEndRegression:
             whichever is larger.
         degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
-        trends: Variables with a trend of the residuals: times may grow faster than the terms.
+        trends: By variable, and whether beyond its largest value: the power of the distance by which times exceed the
+            prediction of a fit without the runs at that end, if its interval misses most of them.
     """
 
     model: str
@@ -175,7 +190,7 @@ class EndToEndRegression:
     covariance: Array = field(repr=False)
     scales: Array = field(repr=False)
     relative: bool = True
-    trends: tuple[Variable, ...] = ()
+    trends: Mapping[tuple[Variable, bool], float] = field(default_factory=dict)
 
     @property
     def formula(self) -> str:
@@ -233,10 +248,16 @@ class EndToEndRegression:
         if middle <= 0:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
-        # With a trend, times may grow with one power more than predicted.
-        growth = math.prod(max(1.0, one.factor or 1.0) for one in outside if one.variable in self.trends)
-        one = Interval(middle - half, middle, middle * growth + half).clamp_min(0.0)
+        one = Interval(middle * self._trend(outside, -1) - half, middle, middle * self._trend(outside, 1) + half)
+        one = one.clamp_min(0.0)
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
+
+    def _trend(self, outside: Sequence[Extrapolation], sign: int) -> float:
+        """Return the factor by which trends move the upper (sign 1) or the lower (-1) end of an interval."""
+        powers = [
+            abs(math.log(one.factor or 1.0)) * self.trends.get((one.variable, one.is_above), 0.0) for one in outside
+        ]
+        return math.exp(sign * _QUANTILE * sum(max(sign * power, 0.0) for power in powers))
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
         """Return the half width of the interval, in seconds per iteration."""
@@ -245,9 +266,11 @@ class EndToEndRegression:
         own = middle**2 if self.relative else 1.0
         variance = self.residual_variance * (own + float(row @ self.covariance @ row))
         quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, self.degrees_of_freedom))
-        beyond = float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * middle * math.hypot(*map(_spread_beyond, outside))
+        beyond = _QUANTILE * middle * math.hypot(*map(_spread_beyond, outside))
         return math.hypot(quantile * float(np.sqrt(variance)), beyond)
 
+
+_QUANTILE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
     "num_gpus": 0.4,
@@ -288,9 +311,6 @@ MIN_RUNS_OF_SQUARES: Final = 12
 MIN_VALUES_OF_SQUARES: Final = 5
 """Minimum numbers of runs, and of values of a variable, for its square: a square fits a few others by chance."""
 
-TREND_GAIN: Final = 1.25
-"""Factor from which on a square that is not accepted shows a trend of the residuals."""
-
 FOLDS: Final = 10
 """Number of folds in cross-validation."""
 
@@ -321,7 +341,7 @@ class RegressionOptions:
     variables: tuple[Variable, ...] = VARIABLES
     max_terms: int | None = None
     degree: int = 2
-    squared: tuple[Variable, ...] = ("batch_size", "inner_modules")
+    squared: tuple[Variable, ...] = ("batch_size", "inner_modules", "sequence_length")
     inverses: bool = True
     p_enter: float = 0.05
     p_remove: float = 0.1
@@ -354,14 +374,43 @@ def fit_regression(
     regression = _fit(chosen, options)
     if len(chosen) <= MIN_RUNS:
         return regression
+    trends = dict(_trends(chosen, options, regression))
+    words = ", ".join(f"{'largest' if is_above else 'smallest'} {WORDS[name]}" for name, is_above in trends)
     errors = np.array(left_out_errors(chosen, options=options))
     residuals = errors if options.relative else errors * [run.seconds_per_iteration for run in chosen]
     return replace(
         regression,
+        trends=trends,
+        notes=(*regression.notes, *([_TREND_NOTE.format(words)] if trends else ())),
         cross_validation_error=float(np.abs(errors).mean()),
         # The residuals of the fit underestimate the error, because terms were selected to make residuals small.
         residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
     )
+
+
+_TREND_NOTE: Final = "Without these runs, the fit misses them, so the interval beyond them is wider: {}."
+
+
+def _trends(
+    runs: Sequence[PastRun], options: RegressionOptions, regression: EndToEndRegression
+) -> Iterator[tuple[tuple[Variable, bool], float]]:
+    """Yield the trends of a regression (see `EndToEndRegression.trends`)."""
+    for name in options.squared:
+        by_value: dict[float, list[PastRun]] = {}
+        for run in runs:
+            by_value.setdefault(run.setting.value(name) or 0.0, []).append(run)
+        values = sorted(by_value)
+        ends = [] if len(values) < MIN_RUNS or not values[0] else [(values[0], values[1]), (values[-1], values[-2])]
+        for end, neighbour in ends:
+            others = [run for run in runs if run not in by_value[end]]
+            if len(others) <= MIN_RUNS:
+                continue
+            fit = _fit(others, options, regression.terms)
+            pairs = [(run.seconds, time) for run in by_value[end] if (time := fit.predict(run.setting).time)]
+            missed = sum(not time.low <= seconds <= time.high for seconds, time in pairs)
+            if 2 * missed > len(by_value[end]):
+                excess = float(np.mean([math.log(seconds / time.middle) for seconds, time in pairs]))
+                yield (name, end > neighbour), excess / abs(math.log(end / neighbour))
 
 
 def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
@@ -383,21 +432,23 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
     return tuple(errors)
 
 
-def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
-    """Select terms and fit their coefficients, without cross-validation."""
+def _fit(
+    chosen: Sequence[PastRun], options: RegressionOptions, among: tuple[Term, ...] | None = None
+) -> EndToEndRegression:
+    """Select terms, also `among` known ones, and fit their coefficients, without cross-validation."""
     from lightning_predict.regression.stepwise import EXACT, StepwiseFit, fit_stepwise  # needs SciPy
 
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
     zero = tuple(name for name in varying if (columns[name] == 0).any())
-    terms = terms_of(
+    terms = among or terms_of(
         varying,
         degree=options.degree,
         inverses=options.inverses,
         not_inverted=zero,
         only_inverted=options.only_inverted,
-        squared=options.squared,
+        squared=[name for name in options.squared if name in varying and _has_enough_values(columns[name])],
     )
     if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
@@ -421,19 +472,13 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
             non_negative_intercept=options.costs_add_up,
         )
 
-    trends: tuple[Variable, ...] = ()
-    fit = selected(sum(2 not in term.exponents for term in terms))  # squares come last
+    linear = sum(2 not in term.exponents for term in terms)  # squares come last
+    fit = selected(len(terms) if among else linear)
     whole = 1.0 if options.relative else float((target**2).mean())
-    if fit.residual_variance > EXACT * whole:
+    if fit.residual_variance > EXACT * whole and not among:
         curved = selected(len(terms))
-        own = {terms[index].variables[0] for index in curved.selected if 2 in terms[index].exponents}
-        is_enough = len(chosen) >= MIN_RUNS_OF_SQUARES and all(
-            len(np.unique(columns[name])) >= MIN_VALUES_OF_SQUARES for name in own
-        )
-        if is_enough and curved.residual_variance * SQUARES_GAIN < fit.residual_variance:
+        if curved.residual_variance * SQUARES_GAIN < fit.residual_variance:
             fit = curved
-        elif curved.residual_variance * TREND_GAIN < fit.residual_variance:
-            trends = tuple(name for name in varying if name in own)
     kept = list(fit.selected)
     both_rates: tuple[Variable, ...] = ("flops_per_byte",) if set(_RATES) <= set(known) else ()
     ranges = values_of([run.setting for run in chosen], (*known, *both_rates))
@@ -446,20 +491,27 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         ranges={name: (float(values.min()), float(values.max())) for name, values in ranges.items()},
         mean_error=float(np.abs(fit.predict(matrix / scales) / target - 1).mean()),
         cross_validation_error=None,
-        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept], trends)),
+        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept])),
         residual_variance=fit.residual_variance,
         degrees_of_freedom=fit.degrees_of_freedom,
         covariance=fit.covariance,
         scales=scales[kept],
         relative=options.relative,
-        trends=trends,
     )
+
+
+def _has_enough_values(values: Array) -> bool:
+    """Return whether a variable has enough values for its square."""
+    return len(values) >= MIN_RUNS_OF_SQUARES and len(np.unique(values)) >= MIN_VALUES_OF_SQUARES
 
 
 def _is_work_of_any_gpu(term: Term) -> bool:
     """Return whether a term grows with the batch size, but contains neither a rate of the GPU nor loading."""
-    grows = any(name == "batch_size" and power > 0 for name, power in zip(term.variables, term.exponents, strict=True))
-    return grows and not {*_RATES, "threads", "disk_seconds"} & set(term.variables)
+    return any(name == "batch_size" and power > 0 for name, power in term.factors) and not {
+        *_RATES,
+        "threads",
+        "disk_seconds",
+    } & set(term.variables)
 
 
 def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
@@ -502,9 +554,8 @@ def _variable_notes(
     zero: Sequence[Variable],
     columns: Mapping[Variable, Array],
     selected: Sequence[Term],
-    trends: Sequence[Variable],
 ) -> Iterator[str]:
-    """Yield notes about variables that are constant, not inverted, in no selected term, or with a trend."""
+    """Yield notes about variables that are constant, not inverted, or in no selected term."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     if constant:
         yield f"The same in all runs, and left out: {', '.join(constant)}."
@@ -514,6 +565,3 @@ def _variable_notes(
     unused = [WORDS[name] for name in varying if name not in used]
     if unused:
         yield f"The runs differ in these, and their times not significantly: {', '.join(unused)}."
-    if trends:
-        grows = ", ".join(WORDS[name] for name in trends)
-        yield f"Times may grow with the square of these, so the interval beyond the past runs is wider: {grows}."

@@ -46,6 +46,7 @@ Variable = Literal[
     "threads",
     "disk_seconds",
     "inner_modules",
+    "sequence_length",
     "flops_per_byte",
 ]
 
@@ -62,6 +63,7 @@ WORDS: Final[dict[Variable, str]] = {
     "threads": "threads",
     "disk_seconds": "disk delay",
     "inner_modules": "inner modules",
+    "sequence_length": "sequence length",
     "flops_per_byte": "FLOP/s for each byte/s of memory",
 }
 """Display names of the variables."""
@@ -88,6 +90,7 @@ class RunSetting:
         disk_seconds: Delay of the disk; None if unknown.
         inner_modules: Number of repeated modules, for networks of a family that differ in depth; None for a single
             network.
+        sequence_length: Tokens (or other positions) of a sample; None for samples of one size.
 
     Raises:
         InvalidArgumentError: A value is out of range, `gpu` and `flops_per_second` are both missing, or `num_gpus`
@@ -104,9 +107,10 @@ class RunSetting:
     threads: int | None = None
     disk_seconds: float | None = None
     inner_modules: int | None = None
+    sequence_length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "batch_size", "num_gpus", "threads", "inner_modules"):
+        for name in ("iterations", "batch_size", "num_gpus", "threads", "inner_modules", "sequence_length"):
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 raise InvalidArgumentError(f"{name}={count!r}; expected a whole number of at least 1.")
@@ -181,6 +185,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("num_workers",),
     "disk_delay_seconds": (),
     "inner_modules": (),
+    "sequence_length": (),
 }
 """Fields of a run, with the column names that trackers use for them."""
 
@@ -313,6 +318,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
             threads=count("threads"),
             disk_seconds=optional("disk_delay_seconds"),
             inner_modules=count("inner_modules"),
+            sequence_length=count("sequence_length"),
         )
         return PastRun(
             model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)

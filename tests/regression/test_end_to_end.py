@@ -66,6 +66,7 @@ FIVE = (*SIZES, 96)
         (lambda size: 0.02 + 1e-3 * size, FIVE, 1, False),
         (lambda size: 1e-3 * max(size, 24), FIVE, 1, False),  # small batches do not fill the GPU
         (lambda size: 0.02 + 3e-5 * size**2, (8, 32, 64), 1, True),  # too few runs for a square
+        (lambda size: 0.02 + 1e-6 * size**2.5, FIVE, 1, True),
     ],
 )
 def test_squares_are_terms_only_of_laws_with_squares(
@@ -74,13 +75,41 @@ def test_squares_are_terms_only_of_laws_with_squares(
     settings = [setting(size, num_gpus=n) for size in sizes for n in ((1, 2) if has_trend else (1, 2, 4))]
     regression = fit_regression(runs_of(settings, lambda one: seconds(one.batch_size), noise=0.01))
     assert max((max(term.exponents) for term in regression.terms), default=0) == power
-    assert (regression.trends == ("batch_size",)) is has_trend
+    assert bool(regression.trends) is has_trend
     found = regression.predict(setting(256, num_gpus=2)).time
     assert found is not None
     actual = 100 * seconds(256)
     assert found.low <= actual <= found.high
     if not has_trend:
         assert found.middle == pytest.approx(actual, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda batch, length, rate: 0.02 + (1e7 * batch**2 + 6e3 * length**2) / rate,
+        lambda batch, length, rate: 0.02 + (2e6 * batch * length + 3e3 * batch * length**2) / rate,  # attention
+        lambda batch, length, rate: 0.03 + 30 * (batch * length) ** 2 / rate,  # a loss over all pairs of tokens
+    ],
+)
+def test_law_in_squares_of_batch_and_length_holds_beyond_the_runs(law: Callable[[int, int, float], float]) -> None:
+    def seconds(one: RunSetting) -> float:
+        assert one.sequence_length is not None
+        assert one.bytes_per_second is not None
+        return law(one.batch_size, one.sequence_length, one.bytes_per_second)
+
+    lengths, gpus = (128, 256, 512, 1024, 2048), ("T4", "V100-SXM2-16GB", "A100-SXM-40GB")
+    settings = [
+        RunSetting(iterations=100, batch_size=size, gpu=name, sequence_length=length)
+        for size, length, name in product(FIVE, lengths, gpus)
+    ]
+    regression = fit_regression(runs_of(settings, seconds, noise=0.01))
+    for size, length in ((48, 768), (128, 2048), (32, 4096)):
+        asked = RunSetting(iterations=100, batch_size=size, gpu="T4", sequence_length=length)
+        found = regression.predict(asked).time
+        assert found is not None
+        assert found.middle == pytest.approx(100 * seconds(asked), rel=0.1)
+        assert found.low <= 100 * seconds(asked) <= found.high
 
 
 def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
@@ -159,7 +188,7 @@ def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
     found = fit_regression(runs_of([setting(size) for size in SIZES], by_work))
     assert {name for term in found.terms for name in term.variables} == {"batch_size"}
     assert found.notes == (
-        "Not known of the runs, and left out: memory bandwidth, threads, disk delay, inner modules.",
+        "Not known of the runs, and left out: memory bandwidth, threads, disk delay, inner modules, sequence length.",
         "The same in all runs, and left out: iterations (100), FLOP/s (8e+12), number of GPUs (1).",
     )
 
