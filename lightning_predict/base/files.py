@@ -132,9 +132,9 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     part = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb") as file:
+            with suppress(OSError):  # a private file stays private, from its first byte
+                shutil.copymode(target, part)
             file.write(content)
-        with suppress(OSError):  # a private file stays private
-            shutil.copymode(target, part)
         os.replace(part, target)
     except BaseException:
         with suppress(OSError):

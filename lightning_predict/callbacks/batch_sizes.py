@@ -23,6 +23,7 @@ from lightning_predict.base.guard import own_error
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
+from lightning_predict.callbacks.trainer_state import logger_step
 from lightning_predict.observe.run_session import PredictionRequest
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
@@ -88,7 +89,7 @@ def show_batch_sizes(found: Sequence[LargestBatch], trainer: Trainer, *, with_ta
         ),
         markdown="\n".join(f"- {line}" for line in lines),
     )
-    refusals = (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=trainer.global_step))
+    refusals = (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=logger_step(trainer)))
     for refusal in refusals:
         warn(refusal)
 

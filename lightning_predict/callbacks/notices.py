@@ -8,11 +8,12 @@ A notice may be due when no file can be opened, so nothing is imported for it th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_predict.base.files import FILE_SECONDS
 from lightning_predict.base.guard import own_error
 from lightning_predict.base.timeout import run_unless_hanging
-from lightning_predict.callbacks.output import logged
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.weights.source import address_of
 
@@ -54,17 +55,13 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
     boards: list[Any] = [
         one for one in trainer.loggers if "WandbLogger" in {base.__name__ for base in type(one).__mro__}
     ]
-
-    def alert() -> Iterator[str]:
-        for board in boards:
-            try:
-                board.experiment.alert(title=title, text=reason, level=level)
-            except Exception as error:  # other people's code, with network access
-                own_error(error)
-                yield f"{type(board).__name__} could not alert: {type(error).__name__}: {error}"
-
-    if boards:
-        yield from logged(trainer, lambda: list(alert()))
+    for board in boards:
+        alert = partial(_alert, board, title, reason, level)
+        try:
+            run_unless_hanging(wait_seconds(trainer, FILE_SECONDS), type(board).__name__, alert)
+        except Exception as error:  # other people's code, with network access
+            own_error(error)
+            yield f"{type(board).__name__} could not alert: {type(error).__name__}: {error}"
     if webhook is None:
         return
     content = {"text": f"{title}: {reason}.", "content": f"{title}: {reason}.", "event": event, "reason": reason}
@@ -74,6 +71,10 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
     except Exception as error:  # the address may be secret, so it is not in the message
         own_error(error)
         yield f"CostBudget could not call its webhook: {type(error).__name__}"
+
+
+def _alert(board: Any, title: str, reason: str, level: str) -> None:
+    board.experiment.alert(title=title, text=reason, level=level)
 
 
 def _post(webhook: str, content: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -16,8 +16,8 @@ from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.base.files import FILE_SECONDS, in_hook
 from lightning_predict.base.guard import own_error
-from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
+from lightning_predict.callbacks.trainer_state import logger_step
 from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.reports.format import encoding_at_hand, is_terminal, print_text
 from lightning_predict.reports.predictions import Predictions
@@ -59,31 +59,12 @@ def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, o
 def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
     from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
 
-    step, loggers = trainer.global_step, trainer.loggers
+    step, seconds = logger_step(trainer), wait_seconds(trainer, FILE_SECONDS)
     gpus = None if options.verbose else selected_gpus(ranking, predictions)
-
-    def log() -> tuple[str, ...]:
-        refusals = log_predictions(loggers, predictions, step=step, in_full=options.verbose, gpus=gpus)
-        return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
-
-    for warning in logged(trainer, log):
+    loggers, in_full = trainer.loggers, options.verbose
+    refusals = log_predictions(loggers, predictions, step=step, in_full=in_full, gpus=gpus, seconds=seconds)
+    for warning in (*refusals, *log_table(loggers, ranking_table(ranking), step=step, seconds=seconds)):
         warn(warning)
-
-
-def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """Run a function that logs to loggers, with a timeout, because the server of a logger may not answer.
-
-    Returns:
-        A sentence for every value that was not logged.
-    """
-    names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
-    if not names:
-        return ()
-    try:
-        return tuple(run_unless_hanging(wait_seconds(trainer, FILE_SECONDS), names, log))
-    except OSError as error:  # a hanging server, or no thread left
-        own_error(error)
-        return (f"Logged predictions may be missing: {error}",)
 
 
 def write_file(predictions: Predictions, trainer: Trainer, options: OutputOptions) -> None:
@@ -139,38 +120,35 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     Returns:
         A sentence for every logger that failed.
     """
-    step = trainer.global_step
+    if not (trainer.is_global_zero and trainer.loggers):
+        return []
+    from lightning_predict.reports import loggers
 
-    def log() -> Iterator[str]:
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
-            try:
-                logger.log_metrics(named, step=step)
-            except Exception as error:  # loggers are foreign code, and often use a network
-                own_error(error)
-                yield f"{type(logger).__name__} could not log {group}: {type(error).__name__}: {error}"
+    def named(separator: str) -> dict[str, float]:
+        return {f"{group}{separator}{name}": value for name, value in values.items()}
 
-    return list(logged(trainer, lambda: list(log())))
+    sent = loggers.send_values(trainer.loggers, named, step=logger_step(trainer), what=group)
+    return [refusal for _, refusal in sent if refusal is not None]
 
 
-def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
+def log_event(trainer: Trainer, group: str, event: str, reason: str) -> tuple[str, ...]:
     """Log an event with its reason to the loggers that accept text, on rank zero.
 
     Returns:
         A sentence for every logger that failed.
     """
     if not (trainer.is_global_zero and trainer.loggers):
-        return []
+        return ()
     from lightning_predict.reports.loggers import LoggedTable, log_table
 
+    step = logger_step(trainer)
     table = LoggedTable(
         key=f"{group}/{event}",
         columns=("event", "step", "reason"),
-        rows=((event, trainer.global_step, reason),),
-        markdown=f"**{event}** at step {trainer.global_step}: {markdown_text(reason)}",
+        rows=((event, step, reason),),
+        markdown=f"**{event}** at step {step}: {markdown_text(reason)}",
     )
-    step = trainer.global_step
-    return list(logged(trainer, lambda: log_table(trainer.loggers, table, step=step)))
+    return log_table(trainer.loggers, table, step=step, seconds=wait_seconds(trainer, FILE_SECONDS))
 
 
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:

@@ -48,6 +48,17 @@ def forecast_inputs(
     )
 
 
+def logger_step(trainer: Trainer) -> int:
+    """Return the step that the Trainer would log now: a metric `step` of the user, or the batches that stepped.
+
+    `global_step` is further: it counts the batch at whose end a callback is called, and each optimizer.
+    """
+    # The public `logged_metrics` computes metrics, which may need the other ranks.
+    own = getattr(trainer._logger_connector, "_logged_metrics", {}).get("step")
+    stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    return int(stepped if own is None else own)
+
+
 def position_of(
     trainer: Trainer,
     *,

@@ -1,8 +1,9 @@
 """Send predictions to the loggers of a Trainer, each in the richest form that it supports.
 
-Every logger receives a flat dict of floats through `log_metrics`. `DELIVERIES` lists the additional output of some
-loggers, and `TABLES` the loggers that take small tables with text (a ranking, a budget event). Loggers are recognized
-by class name, so this module works with both Lightning packages and imports neither package. Example::
+Every logger receives a flat dict of floats, most of them through `log_metrics`; `SENDERS` lists the loggers whose rows
+this would change. `DELIVERIES` lists the additional output of some loggers, and `TABLES` the loggers that take small
+tables with text (a ranking, a budget event). Loggers are recognized by class name, so this module works with both
+Lightning packages and imports neither package. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
@@ -13,15 +14,17 @@ by class name, so this module works with both Lightning packages and imports nei
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
 from lightning_predict.base.fields import Field
-from lightning_predict.base.files import write_atomically
+from lightning_predict.base.files import FILE_SECONDS, write_atomically
 from lightning_predict.base.guard import own_error
+from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
@@ -128,6 +131,12 @@ def _tensorboard_figure(logger: Logger, predictions: Predictions, step: int) -> 
     logger.experiment.add_image(FIGURE_KEY, pixels, global_step=step, dataformats="HWC")
 
 
+def _wandb_data(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> object:
+    import wandb
+
+    return wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+
+
 def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
     """Send the table with numeric cells, so that W&B can sort the rows."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
@@ -138,7 +147,7 @@ def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
         coverage = ", ".join(f"{method} {part:.3f}" for method, part in one.coverage.items())
         facts = [_readable(measured_ms), one.fits, one.memory_fit, coverage, one.offer]
         rows.append([one.gpu, one.gpu == predictions.used_gpu, *numbers, *facts])
-    logger.log_table(TABLE_KEY, columns=columns, data=rows, step=step)
+    _log_to_wandb(logger, {TABLE_KEY: _wandb_data(columns, rows)}, step)
 
 
 def _wandb_summary(logger: Logger, predictions: Predictions, _step: int) -> None:
@@ -172,6 +181,61 @@ DELIVERIES: Final[tuple[tuple[str, str, Callable[[Logger, Predictions, int], Non
 and the function that sends it."""
 
 
+CSV_FILE: Final = "lightning_predict.csv"
+"""File beside the `metrics.csv` of a CSVLogger, with a row per value: step, name, value."""
+
+
+def _log_to_csv(logger: Logger, values: Mapping[str, float], step: int) -> None:
+    """Append to a file of our own: in `metrics.csv`, our rows would change the user's last row and types of columns."""
+    from fsspec import url_to_fs  # as Lightning, which logs to remote folders through it
+
+    files, path = url_to_fs(os.path.join(logger.experiment.log_dir, CSV_FILE))
+    is_new = not files.exists(path)
+    with files.open(path, "a", newline="") as file:
+        rows = csv.writer(file)
+        if is_new:
+            rows.writerow(("step", "name", "value"))
+        rows.writerows((step, name, value) for name, value in values.items())
+
+
+def _log_to_wandb(logger: Logger, values: Mapping[str, object], step: int) -> None:
+    """Add values to the next row of a run: with a row of our own, W&B would drop the user's `step=` of this step."""
+    prefix = getattr(logger, "_prefix", "") and f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}"
+    row = {f"{prefix}{name}": value for name, value in values.items()}
+    logger.experiment.log(row | {"trainer/global_step": step}, commit=False)
+
+
+SENDERS: Final[Mapping[str, Callable[[Logger, Mapping[str, float], int], None]]] = {
+    "CSVLogger": _log_to_csv,
+    "WandbLogger": _log_to_wandb,
+}
+"""Functions that log numbers where `log_metrics` would change the user's rows, by the name of the logger's class."""
+
+
+def send_values(
+    loggers: Iterable[Logger], values: Callable[[str], Mapping[str, float]], *, step: int, what: str
+) -> Iterator[tuple[Logger, str | None]]:
+    """Log numbers to every logger, in this thread: some APIs keep the active run per thread, and would open another.
+
+    Args:
+        loggers: Lightning loggers, or objects with the same interface.
+        values: Returns the numbers by their keys, from a logger's separator of groups.
+        step: Step that the Trainer would log now: a logger whose steps may not go back then drops no row of the user.
+        what: Name of the numbers in a warning.
+
+    Yields:
+        Each logger, with a warning if it failed.
+    """
+    for logger in loggers:
+        send = next((SENDERS[name] for name in SENDERS.keys() & _classes(logger)), _log_metrics)
+        found = values(getattr(logger, "group_separator", "/"))
+        yield logger, next(iter(_refused(logger, what, send, found, step)), None)
+
+
+def _log_metrics(logger: Logger, values: Mapping[str, float], step: int) -> None:
+    logger.log_metrics(dict(values), step=step)
+
+
 def log_predictions(
     loggers: Iterable[Logger],
     predictions: Predictions,
@@ -179,37 +243,51 @@ def log_predictions(
     step: int,
     in_full: bool = False,
     gpus: Collection[str] | None = None,
+    seconds: float = FILE_SECONDS,
 ) -> tuple[str, ...]:
     """Log predictions to every logger; a logger that fails does not affect the other loggers.
 
     Args:
         loggers: Lightning loggers, or objects with the same interface.
         predictions: The predictions to log.
-        step: Training step for the logged values.
+        step: Step of the logged values; see `send_values`.
         in_full: Log every quantity, not only those in `BRIEF` and `GPU_IN_USE_QUANTITIES`.
         gpus: Names of the GPUs whose quantities are logged; None for all. Tables and figures always show all GPUs.
+        seconds: Timeout of each table and figure.
 
     Returns:
         Warnings, one for each output that could not be logged. The caller should show the warnings.
     """
+
+    def numbers(separator: str) -> dict[str, float]:
+        named = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
+        return named | remaining_on_this_machine(predictions, separator=separator)
+
     warnings = []
-    for logger in loggers:
-        refused = _refused(logger, "the metrics of the predictions", _send_metrics, predictions, step, in_full, gpus)
-        warnings += refused
-        for name, what, send in () if refused else DELIVERIES:  # an unresponsive server would time out again
-            if name in _classes(logger):
-                warnings += _refused(logger, f"the {what} of the predictions", send, predictions, step)
+    for logger, refusal in send_values(loggers, numbers, step=step, what="the metrics of the predictions"):
+        if refusal is not None:
+            warnings.append(refusal)
+            continue  # an unresponsive server would time out again
+        richer = [
+            (f"the {what} of the predictions", send) for name, what, send in DELIVERIES if name in _classes(logger)
+        ]
+        warnings += _refused_in_time(logger, richer, (predictions, step), seconds)
     return tuple(warnings)
 
 
-def _send_metrics(
-    logger: Logger, predictions: Predictions, step: int, in_full: bool, gpus: Collection[str] | None
-) -> None:
-    separator = getattr(logger, "group_separator", "/")
-    values = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
-    logger.log_metrics(values | remaining_on_this_machine(predictions, separator=separator), step=step)
-    if hasattr(logger, "save"):
-        logger.save()  # CSVLogger writes its file only now and then
+def _refused_in_time(
+    logger: Logger, parts: Sequence[tuple[str, Callable[..., None]]], arguments: tuple[object, ...], seconds: float
+) -> list[str]:
+    """Send parts to a logger in another thread, with a timeout, because a server may not answer; return warnings."""
+
+    def send() -> list[str]:
+        return [words for part, one in parts for words in _refused(logger, part, one, *arguments)]
+
+    try:
+        return run_unless_hanging(seconds, type(logger).__name__, send) if parts else []
+    except OSError as error:  # no answer, or no thread left
+        own_error(error)
+        return [f"{type(logger).__name__} may lack {' and '.join(part for part, _ in parts)}: {error}"]
 
 
 def _classes(logger: Logger) -> set[str]:
@@ -288,15 +366,17 @@ TABLES: Final[Mapping[str, Callable[[Logger, LoggedTable, int], None]]] = {
     "TensorBoardLogger": lambda logger, table, step: logger.experiment.add_text(
         table.key, table.markdown, global_step=step
     ),
-    "WandbLogger": lambda logger, table, step: logger.log_table(
-        table.key, columns=list(table.columns), data=[list(row) for row in table.rows], step=step
+    "WandbLogger": lambda logger, table, step: _log_to_wandb(
+        logger, {table.key: _wandb_data(table.columns, table.rows)}, step
     ),
     "MLFlowLogger": _mlflow_table,
 }
 """Functions that send a table to a logger, by the name of the logger's class or of a base class."""
 
 
-def log_table(loggers: Iterable[Logger], table: LoggedTable, *, step: int) -> tuple[str, ...]:
+def log_table(
+    loggers: Iterable[Logger], table: LoggedTable, *, step: int, seconds: float = FILE_SECONDS
+) -> tuple[str, ...]:
     """Log a table to every logger that supports tables; a logger that fails does not affect the other loggers.
 
     Returns:
@@ -306,5 +386,5 @@ def log_table(loggers: Iterable[Logger], table: LoggedTable, *, step: int) -> tu
         warning
         for logger in loggers
         for name in TABLES.keys() & _classes(logger)
-        for warning in _refused(logger, table.key, TABLES[name], table, step)
+        for warning in _refused_in_time(logger, [(table.key, TABLES[name])], (table, step), seconds)
     )

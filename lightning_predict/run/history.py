@@ -41,6 +41,14 @@ MAX_EXTRAPOLATION: Final = 2.0
 """Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
 
 
+SHORTEST_STEP_SECONDS: Final = 1e-6
+"""Shortest step of a line that is not damaged: to launch a single kernel takes longer."""
+
+MAX_RATIO: Final = 100.0
+"""Maximum ratio of a run's time to its prediction, either way. Beyond it the machine was suspended, or the unit is
+another one, which says nothing about the next run."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
@@ -223,25 +231,24 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     """Return the ratio of actual to predicted run time in earlier runs of this step; None without such runs.
 
     Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to all
-    GPUs. The factor is the geometric mean of the runs' ratios and a ratio of 1, so a single unusual run counts half.
-    The spread is the standard error of this mean.
+    GPUs. The factor is the median of the runs' ratios and a ratio of 1, so a single unusual run counts half. The spread
+    is the standard error of their mean.
 
     Args:
         records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
         layout: Name of the layout in use.
     """
-    alike = [record for record in records if record.layout == layout and record.fingerprint == fingerprint][
-        -RUNS_THAT_COUNT:
-    ]
-    if not alike:
+    alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint]
+    found = [math.log(one.actual_seconds / one.predicted_seconds) for one in alike]
+    plausible = [ratio for ratio in found if abs(ratio) <= math.log(MAX_RATIO)][-RUNS_THAT_COUNT:]
+    if not plausible:
         return None
-    ratios = [0.0, *(math.log(one.actual_seconds / one.predicted_seconds) for one in alike)]
+    ratios = [0.0, *plausible]
     from lightning_predict.uncertainty import spread_of_mean
 
-    return Correction(
-        step=1.0, run=math.exp(statistics.fmean(ratios)), runs=len(alike), run_spread=spread_of_mean(ratios)
-    )
+    run = math.exp(statistics.median(ratios))
+    return Correction(step=1.0, run=run, runs=len(plausible), run_spread=spread_of_mean(ratios))
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
@@ -293,6 +300,9 @@ def record_of(record: Checked) -> HistoryRecord:
     """Return a run from its JSON object; raises the file's error for another one."""
     record.check_keys(_REQUIRED, _OPTIONAL)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
+    if not SHORTEST_STEP_SECONDS <= seconds["step_seconds"] <= seconds["actual_seconds"]:
+        expected = f"at least {SHORTEST_STEP_SECONDS:g} and at most the actual_seconds of the run"
+        raise record.member("step_seconds").unexpected(expected)
     return HistoryRecord(
         fingerprint=record.member("fingerprint").text(),
         gpu=record.member("gpu").text(),

@@ -9,6 +9,8 @@ A package's classes cannot be inherited once and used for both, so each model is
 
 from __future__ import annotations
 
+import csv
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -16,6 +18,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_predict.reports.loggers import CSV_FILE
 
 FEATURES = 8
 BATCH_SIZE = 4
@@ -42,6 +46,16 @@ class Stream(IterableDataset[Tensor]):
 
     def __iter__(self) -> Any:
         return iter(self.rows.data)
+
+
+def our_rows(logger: Any) -> list[defaultdict[str, str]]:
+    """Return what our CSV file beside a CSVLogger's holds, as a row per step."""
+    rows: dict[str, defaultdict[str, str]] = {}
+    with open(Path(logger.log_dir) / CSV_FILE, newline="") as file:
+        for value in csv.DictReader(file):
+            row = rows.setdefault(value["step"], defaultdict(str, step=value["step"]))
+            row[value["name"]] = value["value"]
+    return list(rows.values())
 
 
 def network() -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from lightning_predict.advice import advice as module
 from lightning_predict.base.errors import TraceError
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
-from tests.callbacks.small import Small
+from tests.callbacks.small import Small, our_rows
 
 pytestmark = pytest.mark.usefixtures("readings")
 
@@ -29,12 +28,11 @@ def test_advice_is_printed_in_three_lines_at_most_and_logged(
     assert advice.on == "T4"  # the step was recorded on the CPU
     printed = capsys.readouterr().out
     assert printed.count("Change first") + printed.count("No change has a validated gain here") == 1
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        (row,) = [
-            row
-            for row in csv.DictReader(file)
-            if row.get("predict/advice/bf16-mixed/gain") or row.get("predict/advice/16-mixed/gain")
-        ]
+    (row,) = [
+        row
+        for row in our_rows(logger)
+        if row.get("predict/advice/bf16-mixed/gain") or row.get("predict/advice/16-mixed/gain")
+    ]
     assert float(row["predict/advice/16-mixed/gain"]) == pytest.approx(advice.metrics()["predict/advice/16-mixed/gain"])
 
 

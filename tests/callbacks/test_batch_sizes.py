@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from lightning_predict.callbacks import RuntimePredictor, batch_sizes
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.record.recording import capture
-from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
+from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network, our_rows
 
 pytestmark = pytest.mark.usefixtures("readings")
 
@@ -48,8 +47,7 @@ def test_it_is_shown_and_logged(small: Small, tmp_path: Path, capsys: pytest.Cap
     assert asked == [BATCH_SIZE]
     assert [option.gpu for option in predictor.batch_sizes] == ["T4", "L4"]
     assert "T4  batch size " in capsys.readouterr().out
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        (row,) = [row for row in csv.DictReader(file) if row["predict/T4/largest_batch_size"]]
+    (row,) = [row for row in our_rows(logger) if row["predict/T4/largest_batch_size"]]
     assert float(row["predict/T4/largest_batch_size"]) == predictor.batch_sizes[0].batch_size
 
 

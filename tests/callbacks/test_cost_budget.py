@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 import threading
@@ -25,7 +24,7 @@ from lightning_predict.callbacks.lightning_packages import LightningPredictWarni
 from lightning_predict.observe.ledger_file import LEDGER_NAME
 from lightning_predict.observe.meters import Ledger
 from lightning_predict.testing import Clock
-from tests.callbacks.small import BATCH_SIZE, Rows, Small
+from tests.callbacks.small import BATCH_SIZE, Rows, Small, our_rows
 
 
 def timed_model(small: Small, time: Clock, seconds: list[float] | float = 1.0, **options: Any) -> Any:
@@ -193,10 +192,9 @@ def test_used_allowed_and_forecast_amounts_are_logged(small: Small, tmp_path: Pa
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     budget = CostBudget(usd=100, hours=1, usd_per_hour=3600)  # a dollar a second
     fit(small, tmp_path, budget, model=timed_model(small, time), logger=logger)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        row, _ = [row for row in csv.DictReader(file) if row["run_budget/usd_used"]]
+    row, _ = [row for row in our_rows(logger) if row["run_budget/usd_used"]]
     values = {key: float(value) for key, value in row.items() if key.startswith("run_budget/")}
-    assert row["step"] == "5"  # half of the run
+    assert row["step"] == "4"  # from 0: half of the run
     assert values["run_budget/usd_used"] == 5.0
     assert values["run_budget/usd_limit"] == 100.0
     assert values["run_budget/usd_forecast"] == 10.0
@@ -286,8 +284,7 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
     # 20 + 14 x 3 s are 62 s: the other 26 batches would exceed it even at a second each.
     assert model.batches_trained == 20 + 14
     assert " exceeds the budget of 1 min 25 s (hours; 1 min 2 s used, " in str(budget.stopping_reason)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = our_rows(logger)
     forecasts = [float(row["run_budget/hours_forecast"]) * 3600 for row in rows if row["run_budget/hours_forecast"]]
     assert forecasts[0] == pytest.approx(60.0)
     assert forecasts[-1] > 85.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from tests.callbacks.small import Small
+from tests.callbacks.small import Small, our_rows
 
 pytestmark = pytest.mark.usefixtures("readings")
 
@@ -58,8 +57,7 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
 def test_csv(small: Small, tmp_path: Path) -> None:
     logger = small.lightning.loggers.CSVLogger(tmp_path)
     predictor = fit(small, tmp_path, logger)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = our_rows(logger)
     assert predictor.predictions is not None
     predicted = [float(row["predict/T4/iteration_ms"]) for row in rows if row["predict/T4/iteration_ms"]]
     assert predicted == [pytest.approx(predictor.predictions["T4"].iteration_seconds * 1e3)]
@@ -72,10 +70,10 @@ def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fit(lightning, tmp_path, logger)
     client, run_id = logger.experiment, logger.run_id
     names = {Path(artifact.path).name for artifact in client.list_artifacts(run_id, "lightning_predict")}
-    assert {"predictions.json", "predict_ranking_step_3.md", "run_budget_exceeded_step_4.md"} <= names
+    assert {"predictions.json", "predict_ranking_step_2.md", "run_budget_exceeded_step_3.md"} <= names
     folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "lightning_predict"
-    assert "cheapest" in (folder / "predict_ranking_step_3.md").read_text()
-    assert "(usd) are used" in (folder / "run_budget_exceeded_step_4.md").read_text()
+    assert "cheapest" in (folder / "predict_ranking_step_2.md").read_text()
+    assert "(usd) are used" in (folder / "run_budget_exceeded_step_3.md").read_text()
     assert client.get_run(run_id).data.metrics["run_budget/exceeded"] == 1.0
 
 
@@ -94,5 +92,5 @@ def test_wandb(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert tables["ranking"]["columns"] == ["choice", "gpu", "hours", "cost_usd", "offer"]
     assert tables["ranking"]["data"][0][:2] == ["cheapest", "T4"]
     ((event, step, reason),) = tables["exceeded"]["data"]
-    assert (event, step) == ("exceeded", 4)
+    assert (event, step) == ("exceeded", 3)
     assert "(usd) are used" in reason

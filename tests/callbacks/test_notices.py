@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import socket
 import threading
@@ -18,7 +17,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.testing import Clock
-from tests.callbacks.small import Small
+from tests.callbacks.small import Small, our_rows
 from tests.callbacks.test_cost_budget import fit, timed_model
 
 
@@ -122,9 +121,6 @@ def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> N
         def experiment(self) -> Any:
             return Board(super().experiment)
 
-        def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:
-            pass
-
     class Board:
         """The CSV's experiment, which alerts, too."""
 
@@ -133,6 +129,9 @@ def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> N
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._files, name)
+
+        def log(self, values: dict[str, Any], *, commit: bool) -> None:
+            assert not commit
 
     budget = CostBudget(usd=1e-9, usd_per_hour=1)
     fit(lightning, tmp_path, budget, logger=WandbLogger(tmp_path))
@@ -143,8 +142,7 @@ def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path
     logger = lightning.lightning.loggers.CSVLogger(tmp_path)
     budget = CostBudget(usd=100, usd_per_hour=3600)
     fit(lightning, tmp_path, budget, model=timed_model(lightning, time), logger=logger)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["run_budget/usd_left"]]
+    rows = [row for row in our_rows(logger) if row["run_budget/usd_left"]]
     assert float(rows[0]["run_budget/usd_left"]) == 100 - float(rows[0]["run_budget/usd_used"])
 
 

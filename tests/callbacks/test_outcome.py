@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from lightning_predict.observe.predicted_vs_actual import MIN_BATCHES, Expected,
 from lightning_predict.record.session import recordings_on
 from lightning_predict.run.history import append_record, fingerprint_of, read_history
 from tests.callbacks.conftest import Call
-from tests.callbacks.small import Small
+from tests.callbacks.small import Small, our_rows
 from tests.callbacks.test_remaining_in_fits import stopping_after
 
 EXPECTED = Expected(
@@ -110,8 +109,7 @@ def test_one_line_and_the_loggers_say_it(small: Small, tmp_path: Path, caplog: A
     assert predictor.outcome is not None
     assert predictor.outcome.batches == 40 - 4
     assert predictor.outcome.is_whole
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        (row,) = [row for row in csv.DictReader(file) if row["predict/actual_hours"]]
+    (row,) = [row for row in our_rows(logger) if row["predict/actual_hours"]]
     assert row["step"] == "40"
     assert float(row["predict/actual_hours"]) == pytest.approx(predictor.outcome.actual_seconds / 3600)
     assert float(row["predict/actual_predicted_hours"]) > 0

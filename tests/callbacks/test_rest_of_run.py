@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 from dataclasses import replace
@@ -22,7 +21,7 @@ from lightning_predict.record.session import recordings_on
 from lightning_predict.run.history import append_record, read_history
 from lightning_predict.testing import Clock
 from tests.callbacks.conftest import Call
-from tests.callbacks.small import Small
+from tests.callbacks.small import Small, our_rows
 from tests.callbacks.test_cost_budget import timed_model
 
 
@@ -70,9 +69,8 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
         " ".join(advice.split("\n  ")),
     )
     assert "Rent a T4" in advice
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["predict/T4/total_hours"]]
-    assert [row["step"] for row in rows] == ["4", "16"]
+    rows = [row for row in our_rows(logger) if row["predict/T4/total_hours"]]
+    assert [row["step"] for row in rows] == ["3", "15"]  # from 0, as the Trainer's
 
 
 def test_early_stopping_makes_it_the_most_that_is_left(
@@ -172,11 +170,10 @@ def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, tim
     watching = Watching(lightning, (16, 32, 64))
     budget = CostBudget(hours=10.0)
     watching.fit(tmp_path, model, 100, validation=8, callbacks=[budget], logger=logger)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["run_budget/hours_forecast"]]
-    assert [row["step"] for row in rows][:2] == ["16", "32"]
+    rows = [row for row in our_rows(logger) if row["run_budget/hours_forecast"]]
+    assert [row["step"] for row in rows][:2] == ["15", "31"]  # from 0, as the Trainer's
     for row in rows:
-        left = watching.left[int(row["step"])]
+        left = watching.left[int(row["step"]) + 1]
         assert left is not None
         needed, used = (3600 * float(row[f"run_budget/hours_{name}"]) for name in ("forecast", "used"))
         assert needed - used == pytest.approx(left)

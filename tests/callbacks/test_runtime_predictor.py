@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 from importlib import import_module
@@ -19,7 +18,7 @@ from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
 from tests.callbacks.conftest import Call
-from tests.callbacks.small import BATCH_SIZE, Small
+from tests.callbacks.small import BATCH_SIZE, Small, our_rows
 
 GPUS = ["T4", "L4"]
 
@@ -101,9 +100,8 @@ def test_metrics_go_to_every_logger_at_the_step_of_the_capture(small: Small, tmp
     written = [loggers.CSVLogger(tmp_path / "one"), loggers.CSVLogger(tmp_path / "two")]
     fit(small, tmp_path, RuntimePredictor(GPUS), logger=written)
     for logger in written:
-        with open(Path(logger.log_dir) / "metrics.csv") as file:
-            (row,) = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
-        assert row["step"] == "4"
+        (row,) = [row for row in our_rows(logger) if row["predict/T4/iteration_ms"]]
+        assert row["step"] == "3"  # of the Trainer's own row of this batch, the fourth
         assert "predict/L4/iteration_ms_low" not in row
         assert float(row["predict/T4/total_hours"]) > 0
 
@@ -111,8 +109,7 @@ def test_metrics_go_to_every_logger_at_the_step_of_the_capture(small: Small, tmp
 def test_all_quantities_are_logged_where_they_are_asked_for(lightning: Small, tmp_path: Path) -> None:
     logger = lightning.lightning.loggers.CSVLogger(tmp_path)
     fit(lightning, tmp_path, RuntimePredictor(GPUS, verbose=True), logger=logger)
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        (row,) = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
+    (row,) = [row for row in our_rows(logger) if row["predict/T4/iteration_ms"]]
     assert float(row["predict/L4/iteration_ms_low"]) <= float(row["predict/L4/iteration_ms"])
 
 
@@ -134,7 +131,7 @@ def test_the_predictions_go_to_a_file_that_was_asked_for(
 def test_a_logger_that_fails_becomes_a_warning(
     lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(lightning.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+    class Broken(lightning.lightning.loggers.TensorBoardLogger):  # type: ignore[misc,name-defined]
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
             if "predict/T4/iteration_ms" in metrics:
                 raise ConnectionError("the server is gone")
@@ -172,9 +169,8 @@ def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(
     assert (measured.workload.training_iterations, measured.workload.validation_iterations) == (8, 3)
     assert measured.validation.step_seconds  # the third batch was timed without a recorder
     assert measured.trace.operations is estimated.trace.operations
-    with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["predict/T4/iteration_ms"]]
-    assert [row["step"] for row in rows] == ["4", "8"]
+    rows = [row for row in our_rows(logger) if row["predict/T4/iteration_ms"]]
+    assert [row["step"] for row in rows] == ["3", "7"]
 
 
 def test_validation_within_a_window_is_no_part_of_the_step(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
@@ -299,7 +295,7 @@ def test_tensorboard_holds_scalars_a_table_and_a_figure(small: Small, tmp_path: 
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     (scalar,) = events.Scalars("predict/T4/iteration_ms")
-    assert scalar.step == 4
+    assert scalar.step == 3
     assert scalar.value > 0
     assert events.Tags()["images"] == ["predict/iteration_time"]
     assert "predict/table/text_summary" in events.Tags()["tensors"]

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.reports.loggers import (
+    CSV_FILE,
     QUANTITIES,
     TENSORBOARD_WIDTH,
     log_predictions,
@@ -105,7 +106,7 @@ def test_keys_of_any_allowed_gpu_name_are_distinct_and_allowed_by_mlflow(names: 
 STEP = 4
 
 
-class BrokenLogger(CSVLogger):
+class BrokenLogger(TensorBoardLogger):
     """Its server has gone."""
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -150,8 +151,7 @@ def events(logger: TensorBoardLogger) -> Any:
 
 
 def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
-    logger.save()
-    with open(Path(logger.log_dir) / "metrics.csv", newline="") as file:
+    with open(Path(logger.log_dir) / CSV_FILE, newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -187,12 +187,14 @@ def test_without_matplotlib_tensorboard_gets_the_rest_and_a_warning(
     assert set(tags["scalars"]) == set(metrics(FULL))
 
 
-def test_csv_gets_one_row_of_metrics(tmp_path: Path) -> None:
+def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
-    assert log_predictions([logger], FULL, step=STEP) == ()
-    (row,) = csv_rows(logger)
-    assert int(row.pop("step")) == STEP
-    assert {key: float(value) for key, value in row.items()} == pytest.approx(metrics(FULL))
+    assert log_predictions([logger], FULL, step=STEP) == log_predictions([logger], BARE, step=STEP + 1) == ()
+    rows = csv_rows(logger)
+    assert [int(row["step"]) for row in rows] == [STEP] * len(metrics(FULL)) + [STEP + 1] * len(metrics(BARE))
+    found = {row["name"]: float(row["value"]) for row in rows[: len(metrics(FULL))]}
+    assert found == pytest.approx(metrics(FULL))
+    assert not (Path(logger.log_dir) / "metrics.csv").exists()  # of the user
 
 
 @pytest.fixture
@@ -214,6 +216,7 @@ def wandb_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wa
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
 def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tmp_path: Path) -> None:
     assert log_predictions([wandb_logger], FULL, step=STEP) == ()
+    wandb_logger.experiment.log({"loss": 1.0})  # the user's next row, which ours are part of
     summary = dict(wandb_logger.experiment.summary)
     assert {key: summary[key] for key in metrics(FULL)} == pytest.approx(metrics(FULL))
     assert summary["trainer/global_step"] == STEP
@@ -266,7 +269,7 @@ def test_failing_logger_does_not_affect_others(tmp_path: Path) -> None:
     assert log_predictions([before, broken, after], FULL, step=STEP) == (
         "BrokenLogger could not log the metrics of the predictions: ConnectionError: no route to host",
     )
-    assert len(csv_rows(before)) == len(csv_rows(after)) == 1
+    assert len(csv_rows(before)) == len(csv_rows(after)) == len(metrics(FULL))
 
 
 def test_refused_output_does_not_affect_other_outputs(tmp_path: Path) -> None:
