@@ -64,7 +64,7 @@ class MachineProfile:
         loader_samples_per_second: Speed of the data loader of one process, instead.
         evaluation_seconds: Seconds of the run outside training steps.
         columns: Columns to add to the table.
-        model: Further options of a model by name: `image_size`, `lora_targets` and `holds_output`.
+        model: Further options of a model by name: `image_size`, `frames`, `lora_targets`, `holds_output`.
     """
 
     host: str | float | None = None
@@ -216,6 +216,7 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
         columns=column_names(document.optional("columns", Checked.texts, ())),
         model={
             "image_size": model.optional("image_size", _count, None),
+            "frames": model.optional("frames", _count, None),
             "lora_targets": model.optional("lora_targets", _words_or_list, None),
             "holds_output": model.optional("holds_output", Checked.flag, False),
         },
@@ -231,7 +232,7 @@ TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "charges": frozenset({"setup_minutes", "minimum_minutes", "storage_usd"}),
     "energy": frozenset({"grid", "pue"}),
     "run": frozenset({"loader_seconds", "loader_samples_per_second", "evaluation_seconds"}),
-    "model": frozenset({"image_size", "lora_targets", "holds_output"}),
+    "model": frozenset({"image_size", "frames", "lora_targets", "holds_output"}),
 }
 """Keys of each table."""
 

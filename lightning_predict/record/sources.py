@@ -59,6 +59,7 @@ def step_of_source(
     options: ModelOptions = NO_OPTIONS,
     *,
     image_size: int | None = None,
+    frames: int | None = None,
     lora_targets: str | Sequence[str] | None = None,
     holds_output: bool = False,
     save_to: str | os.PathLike[str] | None = None,
@@ -69,6 +70,7 @@ def step_of_source(
         source: A trace, a profile of `torch.profiler`, `example:NAME`, or a model as for `step_of`.
         options: Options for a model by name.
         image_size: Height and width of images, for a model by name.
+        frames: Number of frames of a video, for a model by name.
         lora_targets: Layers that LoRA adapts, for a model by name.
         holds_output: Whether the loop keeps the output of a model by name.
         save_to: File to write the step to; None writes none.
@@ -78,7 +80,8 @@ def step_of_source(
         LightningPredictError: The file cannot be read, or the step cannot be recorded.
         OSError: There is no such file.
     """
-    own = asdict(options) | {"image_size": image_size, "lora_targets": lora_targets, "holds_output": holds_output}
+    own = asdict(options) | {"image_size": image_size, "frames": frames}
+    own |= {"lora_targets": lora_targets, "holds_output": holds_output}
     given = {name: value for name, value in own.items() if value is not None and value is not False}
     path = _recorded_file(source)
     if path is None:

@@ -19,10 +19,27 @@ def test_name_starts_with_a_library() -> None:
     assert (found.library, found.name, found.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
 
 
-@pytest.mark.parametrize("text", ["nobody/knows-this", "keras:resnet50", "hf:", ""])
+@pytest.mark.parametrize("text", ["knows-this", "keras:resnet50", "hf:", ""])
 def test_unknown_name_is_rejected_with_examples(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"expected for example hf:Qwen/Qwen2\.5-7B, timm:"):
+    with pytest.raises(InvalidArgumentError, match=r"is not known\. Expected for example hf:Qwen/Qwen2\.5-7B, timm:"):
         parse_model_name(text)
+
+
+@pytest.mark.parametrize("text", ["nobody/knows-this", "hf:nobody/knows-this", "diffusers:nobody/knows-this"])
+def test_unknown_name_is_rejected_with_the_command_that_fetches_its_configuration(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="repeat the command: hf download nobody/knows-this --include"):
+        parse_model_name(text)
+
+
+def test_configuration_in_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"_class_name": "UNet2DModel"}', encoding="utf-8")
+    places = {"nobody/knows-this/unet/config.json": str(file)}
+    hub = SimpleNamespace(try_to_load_from_cache=lambda name, path: places.get(f"{name}/{path}"))
+    own = {"huggingface_hub": hub, "timm": SimpleNamespace(is_model=lambda name: False)}
+    own["torchvision"] = SimpleNamespace(models=SimpleNamespace(list_models=list))
+    monkeypatch.setattr("lightning_predict.record.named_models.names.import_module", own.__getitem__)
+    assert parse_model_name("nobody/knows-this").library == "diffusers"
 
 
 @pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen2.5-7B", "Qwen2.5-7B", "Meta-Llama-3.1-8B-Instruct-bnb-4bit"])
@@ -103,26 +120,42 @@ def test_every_shipped_configuration_can_be_read() -> None:
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B"),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3"),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),
+        ("dslim/distilbert-base-uncased-finetuned-emotion", "distilbert/distilbert-base-uncased"),
+        ("someone/whisper-small-hi", "openai/whisper-small"),
+        ("someone/vit-base-patch16-224-in21k-finetuned-cifar10", "google/vit-base-patch16-224"),
     ],
 )
 def test_name_that_differs_in_weights_only_finds_the_configuration(name: str, found: str) -> None:
     assert shipped("hf", name).name == found
 
 
-@pytest.mark.parametrize("name", ["bert-uncased", "roberta", "Llama-2-8b", "Qwen/Qwen3-9B"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert-uncased",
+        "roberta",
+        "Llama-2-8b",
+        "Qwen/Qwen3-9B",
+        "whisper-large-v4",
+        "phi-2-mini",
+        "roberta-base-japanese",
+        "microsoft/Phi-4-multimodal-instruct",
+        "clip-vit-base-patch32-xlm-roberta",
+    ],
+)
 def test_name_of_another_size_finds_no_configuration(name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="does not ship"):
+    with pytest.raises(InvalidArgumentError, match=r"does not ship|is not known\."):
         shipped("hf", name)
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"Did you mean 'qwen/qwen2.5-7b'\? Download the config.json"):
-        shipped("hf", "Qwen/Qwen2.5-7")
+    with pytest.raises(InvalidArgumentError, match=r"Did you mean Qwen/Qwen2.5-7B or .*\? Otherwise fetch it"):
+        shipped("hf", "qwen/qwen2.5-7")
 
 
 def test_another_kind_of_model_is_no_suggestion() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"with this package\. Download the config"):
-        shipped("hf", "facebook/data2vec-base")
+    with pytest.raises(InvalidArgumentError, match=r"with this package\. Otherwise fetch"):
+        shipped("hf", "facebook/musicgen-small")
 
 
 def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source() -> None:

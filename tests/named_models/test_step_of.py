@@ -270,6 +270,16 @@ def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
         ("Qwen/Qwen3-30B-A3B", 30.5, "model card: 30.5 B"),
         ("microsoft/deberta-v3-base", 0.184, "model card: 86 M + 98 M of the vocabulary"),
         ("FacebookAI/xlm-roberta-base", 0.278, "safetensors of the model: 279 M"),
+        ("BAAI/bge-m3", 0.568, "model card: 568 M"),
+        ("BAAI/bge-small-en-v1.5", 0.0334, "safetensors of the model: 33.4 M"),
+        ("answerdotai/ModernBERT-large", 0.395, "model card: 395 M"),
+        ("google/siglip-so400m-patch14-384", 0.878, "safetensors of the model: 878 M"),
+        ("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", 0.986, "open_clip: 986 M"),
+        ("facebook/wav2vec2-xls-r-1b", 0.963, "XLS-R paper: 965 M"),
+        ("google/pegasus-xsum", 0.570, "PEGASUS paper: 568 M"),
+        ("facebook/nllb-200-distilled-1.3B", 1.371, "NLLB paper: 1.37 B"),
+        ("mistralai/Mistral-Nemo-Base-2407", 12.25, "safetensors of the model: 12.2 B"),
+        ("bigscience/bloom-7b1", 7.069, "model card: 7,069,016,064"),
     ],
 )
 def test_shipped_models_have_the_published_number_of_parameters(name: str, billions: float, source: str) -> None:

@@ -35,6 +35,10 @@ CLASSES: Final[Mapping[str, int]] = {
     "FluxTransformer2DModel": 512,
     "PixArtTransformer2DModel": 120,
     "SanaTransformer2DModel": 300,
+    "WanTransformer3DModel": 512,
+    "HunyuanVideoTransformer3DModel": 256,
+    "LTXVideoTransformer3DModel": 128,
+    "CogVideoXTransformer3DModel": 226,
 }
 """Tokens of a text in the pipeline of each class: 77 of CLIP, with 256 of T5 in Stable Diffusion 3; 0 without text."""
 
@@ -76,12 +80,17 @@ def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
     details += adapted
     model.train()
     words = f"{counted(options.batch_size, 'latent')} of {size} x {size}"
+    if kind in _VIDEOS:
+        frames, edge = options.frames or _VIDEOS[kind][0], size * _VIDEOS[kind][2]
+        words = f"{counted(options.batch_size, 'video')} of {frames} frames of {edge} x {edge}"
     return NamedStep(model=model, loss=_squared_error(model, inputs, target, encode), batch=words, details=(*details,))
 
 
 def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     """Return a batch of noised latents as arguments of the model, and the height of the latents."""
     config, batch, kind = model.config, options.batch_size, type(model).__name__
+    if kind in _VIDEOS:
+        return _videos(model, options)
     pixels = _PIXELS.get(kind, 8)
     size = (options.image_size or config.get("sample_size", _FLUX_LATENTS) * pixels) // pixels
     length, times = options.length or CLASSES[kind], torch.zeros((batch,), dtype=torch.long)
@@ -114,6 +123,42 @@ def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
             "text_embeds": torch.zeros((batch, config.projection_class_embeddings_input_dim - embedded)),
             "time_ids": torch.zeros((batch, SIZES_OF_AN_IMAGE)),
         }
+    return inputs, size
+
+
+_VIDEOS: Final[Mapping[str, tuple[int, int, int, int]]] = {
+    "WanTransformer3DModel": (81, 4, 8, 480),
+    "HunyuanVideoTransformer3DModel": (129, 4, 8, 720),
+    "LTXVideoTransformer3DModel": (161, 8, 32, 512),
+    "CogVideoXTransformer3DModel": (49, 4, 8, 480),
+}
+"""Frames by default, frames and pixels (along each edge) per latent, and height by default, as in each pipeline."""
+
+
+def _videos(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
+    """Return a batch of noised latents of videos as arguments of the model, and the height of the latents."""
+    config, batch, kind = model.config, options.batch_size, type(model).__name__
+    usual, frames_each, pixels, height = _VIDEOS[kind]
+    frames, size = ((options.frames or usual) - 1) // frames_each + 1, (options.image_size or height) // pixels
+    length = options.length or CLASSES[kind]
+    width = config.get("text_dim") or config.get("text_embed_dim") or config.get("caption_channels")
+    inputs: dict[str, Any] = {
+        "hidden_states": torch.zeros((batch, config.in_channels, frames, size, size)),
+        "timestep": torch.zeros((batch,), dtype=torch.long),
+        "encoder_hidden_states": torch.zeros((batch, length, width)),
+    }
+    if kind.startswith("CogVideoX"):
+        inputs["hidden_states"] = inputs["hidden_states"].transpose(1, 2)
+        angles = torch.zeros((frames * (size // config.patch_size) ** 2, config.attention_head_dim))
+        inputs |= {"image_rotary_emb": (angles, angles)} if config.use_rotary_positional_embeddings else {}
+    if kind.startswith("LTX"):
+        inputs["hidden_states"] = inputs["hidden_states"].flatten(2).transpose(1, 2)
+        inputs |= {"num_frames": frames, "height": size, "width": size}
+    if kind.startswith(("LTX", "Hunyuan")):
+        inputs["encoder_attention_mask"] = torch.zeros((batch, length), dtype=torch.long)
+    if kind.startswith("Hunyuan"):
+        inputs["pooled_projections"] = torch.zeros((batch, config.pooled_projection_dim))
+        inputs |= {"guidance": torch.zeros((batch,))} if config.guidance_embeds else {}
     return inputs, size
 
 
@@ -188,12 +233,11 @@ def _text_encoder(transformers: Any, values: Mapping[str, int]) -> Any:
 def _squared_error(
     model: nn.Module, inputs: Mapping[str, Any], target: Tensor, encode: Callable[[], None]
 ) -> Callable[[], Tensor]:
-    channels = target.shape[1]
-
     def loss() -> Tensor:
         encode()
         found: Tensor = model(**inputs).sample
-        # DiT and PixArt also predict a variance, which only other losses train
-        return functional.mse_loss(found[:, :channels].float(), target.float())
+        # DiT and PixArt also predict a variance, which only other losses train; inpainting reads more than it predicts
+        channels = min(found.shape[1], target.shape[1])
+        return functional.mse_loss(found[:, :channels].float(), target[:, :channels].float())
 
     return loss

@@ -28,7 +28,7 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
     own = {} if name.configuration is None else dict(name.configuration.get("model_args") or {})
     if name.configuration is not None and "num_classes" in name.configuration:
         own["num_classes"] = name.configuration["num_classes"]
-    base = name.name.partition(".")[0]  # the part after the point names the weights
+    base = name.name.removeprefix("timm/").partition(".")[0]  # the part after the point names the weights
     if not timm.is_model(base):
         raise InvalidArgumentError(_unknown(name, timm.list_models(), "timm", timm.__version__))
     own |= {} if options.image_size is None or not _has_size(timm, base) else {"img_size": options.image_size}

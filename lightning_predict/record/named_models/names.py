@@ -70,14 +70,19 @@ def parse_model_name(text: str) -> ModelName:
     if library is None or not name:
         if place and Path(place).is_dir():
             raise InvalidArgumentError(f"model={shown(text)} has no config.json; give that file of the model.")
-        library, name = (None if colon or not text else _library_of(text)), text
-        if library is None:
-            raise InvalidArgumentError(f"model={shown(text)} is not known; expected for example {EXAMPLES}.")
-    return ModelName(text=text, library=library, name=name)
+        if colon or not text:
+            raise InvalidArgumentError(_refusal(text))
+        library, name = _library_of(text), text
+    if library not in ("timm", "torchvision") and _shipped(library or "hf", name) is None:
+        cached = _cached_configuration(name)
+        if cached is None:
+            raise InvalidArgumentError(_refusal(name))
+        return _configured(text, cached)
+    return ModelName(text=text, library=library or "hf", name=name)
 
 
 def _library_of(name: str) -> Library | None:
-    """Return the library that knows a name without a prefix: the shipped names first; None if none knows it."""
+    """Return the library that knows a name without a prefix: names as they ship first; None if none knows it."""
     lower, bare = name.lower(), name.lower().rpartition("/")[2]
     for library in get_args(Library):
         if any(lower in (one, one.rpartition("/")[2]) for one in shipped_models(library)):
@@ -88,7 +93,32 @@ def _library_of(name: str) -> Library | None:
     with suppress(ImportError):
         if bare in import_module("torchvision").models.list_models():
             return "torchvision"
-    return "hf" if _without_weight_words(name) in _same_but_weights(shipped_models("hf")) else None
+    return next((one for one in get_args(Library) if _shipped(one, name)), None)
+
+
+def _cached_configuration(name: str) -> Path | None:
+    """Return the configuration of a model or of a pipeline's denoiser in the cache of the Hugging Face Hub."""
+    with suppress(ImportError, ValueError):  # a ValueError for what cannot be a name
+        cached = import_module("huggingface_hub").try_to_load_from_cache
+        found = (cached(name, f"{folder}config.json") for folder in ("", *(f"{one}/" for one in _DENOISERS)))
+        return next((Path(file) for file in found if isinstance(file, str)), None)
+    return None
+
+
+def _refusal(name: str) -> str:
+    """Return an error message with the most similar shipped names."""
+    names = [one for library in get_args(Library) for model in shipped_models(library).values() for one in model.names]
+    by_word = {one.lower().rpartition("/")[2]: one for one in names}
+    word = name.lower().rpartition("/")[2]
+    near = difflib.get_close_matches(word, by_word, n=3, cutoff=0.7)
+    alike = [by_word[one] for one in near if one[:2] == word[:2]]  # `wav2vec2` is no typing error of `roberta`
+    meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return f"model={shown(name)} is not known. {meant}Expected for example {EXAMPLES}."
+    return (
+        f"The configuration of {name} does not ship with this package. {meant}Otherwise fetch it, and repeat the "
+        f"command: hf download {name} --include '*config.json'"
+    )
 
 
 def _configuration_at(path: Path) -> Path | None:
@@ -123,6 +153,14 @@ _WEIGHT_WORDS: Final = frozenset(
 )
 """Words of names that say how weights were trained or stored."""
 
+_SHAPE_WORDS: Final = frozenset(
+    "nano tiny mini small medium base large huge giant xl xxl lite air turbo distilled distil moe vl vision visual "
+    "image video audio speech omni multimodal multilingual xlm german french spanish italian dutch portuguese polish "
+    "russian ukrainian turkish arabic persian hindi bengali vietnamese thai indonesian chinese japanese korean swedish "
+    "finnish danish norwegian czech greek hebrew romanian hungarian".split()
+)
+"""Words of names that say a model has other shapes: those of its size, its inputs or its vocabulary."""
+
 _SIZE: Final = re.compile(r"\d+(\.\d+)?[bm]")
 """Pattern of a number of parameters, such as `7b`. Beside one, `base` is no size."""
 
@@ -148,6 +186,11 @@ class ShippedModel:
     url: str
     date: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names with this configuration."""
+        return self.name, *self.also
+
 
 @cache
 def shipped_models(library: str) -> Mapping[str, ShippedModel]:
@@ -168,7 +211,7 @@ def shipped_models(library: str) -> Mapping[str, ShippedModel]:
             url=source["url"].url(),
             date=source["date"].date(),
         )
-        found |= {each.lower(): model for each in (name, *model.also)}
+        found |= {each.lower(): model for each in model.names}
     return found
 
 
@@ -178,28 +221,34 @@ def shipped(library: str, name: str) -> ShippedModel:
     Raises:
         InvalidArgumentError: No configuration ships for this model.
     """
-    models = shipped_models(library)
-    alike, words = _same_but_weights(models), _without_weight_words(name)
-    # A fine-tuned model is often named after its base: `Hermes-3-Llama-3.1-8B`.
-    bases = (one for one in alike if words.endswith(f"-{one}") and _SIZE.fullmatch(one.rpartition("-")[2]))
-    found = (
-        models.get(name.lower())
-        or _by_last_part(models).get(name.lower())
-        or alike.get(words)
-        or alike.get(max(bases, key=len, default=""))
-    )
+    found = _shipped(library, name)
     if found is None:
-        kind = name.lower().rpartition("/")[2][:2]  # `wav2vec2` is no typing error of `roberta`
-        near = [one for one in difflib.get_close_matches(name.lower(), models, n=3) if kind in one]
-        raise InvalidArgumentError(
-            f"The configuration of {name!r} does not ship with this package. "
-            f"{f'Did you mean {near[0]!r}? ' if near else ''}Download the config.json of the model and give its path."
-        )
+        raise InvalidArgumentError(_refusal(name))
     return found
 
 
-def _by_last_part(models: Mapping[str, ShippedModel]) -> dict[str, ShippedModel]:
-    return {name.rpartition("/")[2]: model for name, model in models.items()}
+def _shipped(library: str, name: str) -> ShippedModel | None:
+    """Return the shipped configuration of a model, or of the model whose weights were trained further."""
+    models = shipped_models(library)
+    by_word = {one.rpartition("/")[2]: model for one, model in models.items()}
+    alike, words = _same_but_weights(models), _without_weight_words(name)
+    # A fine-tuned model is named after its base: `Hermes-3-Llama-3.1-8B`, `distilbert-base-uncased-emotion`.
+    sized = (one for one in alike if words.endswith(f"-{one}") and _SIZE.fullmatch(one.rpartition("-")[2]))
+    first = (one for one in alike if "-" in one and words.startswith(f"{one}-") and _is_of_weights(words[len(one) :]))
+    return (
+        models.get(name.lower())
+        or by_word.get(name.lower())
+        or alike.get(words)
+        or alike.get(max(sized, key=len, default=""))
+        or alike.get(max(first, key=len, default=""))
+    )
+
+
+def _is_of_weights(rest: str) -> bool:
+    """Return whether the words after a model's name say nothing of its size, version or language."""
+    words = rest.strip("-").split("-")
+    is_version = re.match(r"v?\d", words[0])
+    return not (is_version or any(word in _SHAPE_WORDS or _SIZE.fullmatch(word) for word in words))
 
 
 def _same_but_weights(models: Mapping[str, ShippedModel]) -> dict[str, ShippedModel]:

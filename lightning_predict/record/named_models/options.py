@@ -32,6 +32,7 @@ class StepOptions:
         batch_size: Number of samples per step.
         length: Number of tokens per sequence; None if the model reads no text, or has a fixed length.
         image_size: Height and width of images in pixels; None for the model's default.
+        frames: Number of frames of a video; None for the default of the model's pipeline.
         precision: Lightning's name of a precision; None for `bf16-mixed`, or `bf16-true` with LoRA.
         lora: Rank of LoRA's adapters; None trains all parameters.
         lora_targets: Names of the adapted layers, as a list or separated by commas, or `all-linear`; None for the usual
@@ -50,6 +51,7 @@ class StepOptions:
     batch_size: int = 1
     length: int | None = None
     image_size: int | None = None
+    frames: int | None = None
     precision: str | None = None
     lora: int | None = None
     lora_targets: str | Sequence[str] | None = None
@@ -60,7 +62,7 @@ class StepOptions:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "length", "image_size", "lora"):
+        for name in ("batch_size", "length", "image_size", "frames", "lora"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidArgumentError(f"{name}={value!r}; expected a whole number of at least 1.")

@@ -44,6 +44,7 @@ def step_of(
     batch_size: int = 1,
     length: int | None = None,
     image_size: int | None = None,
+    frames: int | None = None,
     precision: str | None = None,
     lora: int | None = None,
     lora_targets: str | Sequence[str] | None = None,
@@ -65,6 +66,7 @@ def step_of(
         batch_size: Number of samples per step.
         length: Number of tokens per sequence, for models that read text.
         image_size: Height and width of images in pixels (default: the model's).
+        frames: Number of frames of a video (default: that of the model's pipeline).
         precision: Lightning's name of a precision (default: `bf16-mixed`, or `bf16-true` with LoRA).
         lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
             under autocast, as in PEFT and Hugging Face's Trainer.
@@ -91,6 +93,7 @@ def step_of(
         batch_size=batch_size,
         length=length,
         image_size=image_size,
+        frames=frames,
         precision=precision,
         lora=lora,
         lora_targets=lora_targets,

@@ -26,10 +26,13 @@ from lightning_predict.record.named_models.options import StepOptions
 _HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
 
-_CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification")
+_CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 """Suffixes of architecture names whose labels are one class per sample."""
 
-_OTHERS: Final = ("ForCTC", "ForSemanticSegmentation", "ForPreTraining", "CLIPModel")
+_PAIRS: Final = ("CLIPModel", "SiglipModel")
+"""Suffixes of names of models that compare texts with images."""
+
+_OTHERS: Final = ("ForCTC", "ForSemanticSegmentation", "ForPreTraining", "ForObjectDetection", *_PAIRS)
 """Suffixes of architecture names with a loss of their own."""
 
 _SECONDS: Final = 10
@@ -71,7 +74,7 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     model, adapted = with_adapters(model, options)
     details += adapted
     model.train()
-    loss = (_loss_of_pairs if set(inputs) == {"input_ids"} else _loss)(model, inputs)
+    loss = _LOSSES.get(frozenset(inputs), _loss)(model, inputs)
     if "reference" in options.recipes:
         loss, more = _preference_loss(model, inputs, options, lambda: architecture(config), name)
         details.append(more)
@@ -95,6 +98,36 @@ def _loss_of_pairs(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
         return nn.functional.cross_entropy(cosines, torch.arange(len(cosines), device=cosines.device))
 
     return loss
+
+
+def _loss_of_features(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Return a squared loss of what an encoder of images returns, as in distillation."""
+
+    def loss() -> Tensor:
+        found: Tensor = model(inputs["pixel_values"]).last_hidden_state.float().square().mean()
+        return found
+
+    return loss
+
+
+def _loss_of_boxes(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Return a loss of classes and boxes, without the matching, which runs on the host."""
+
+    def loss() -> Tensor:
+        found = model(inputs["pixel_values"])
+        classes = found.logits.flatten(0, 1).float().log_softmax(-1)
+        boxes: Tensor = found.pred_boxes.float()
+        return boxes.abs().mean() - classes[:, 0].mean()
+
+    return loss
+
+
+_LOSSES: Final = {
+    frozenset({"input_ids"}): _loss_of_pairs,
+    frozenset({"pixel_values", "features"}): _loss_of_features,
+    frozenset({"pixel_values", "boxes"}): _loss_of_boxes,
+}
+"""Losses of models that compute none, by the names in their batch."""
 
 
 def _preference_loss(
@@ -123,18 +156,13 @@ def _preference_loss(
 
 
 def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
-    """Return the configuration and its origin: given, shipped, or downloaded earlier."""
+    """Return the configuration and its origin: given, or shipped."""
     if name.configuration is not None:
         return _config_of(name.configuration, transformers, name), "configuration as given"
-    try:
-        known = shipped("hf", name.name)
-    except InvalidArgumentError:
-        try:
-            return transformers.AutoConfig.from_pretrained(name.name, local_files_only=True), "configuration as cached"
-        except (OSError, ValueError):
-            pass
-        raise
-    is_alike = name.name.lower() not in (one.lower() for one in (known.name, *known.also))
+    known = shipped("hf", name.name)
+    is_alike = name.name.lower() not in {
+        each for one in known.names for each in (one.lower(), one.lower().rpartition("/")[2])
+    }
     return _config_of(known.config, transformers, name), "shipped configuration" + (
         f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
     )
@@ -173,8 +201,11 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
     batch, reads = options.batch_size, model.main_input_name
     is_classifier = type(model).__name__.endswith(_CLASSIFIERS)
     one_class = torch.zeros((batch,), dtype=torch.long)
-    if reads == "pixel_values" and type(model).__name__.endswith((*_CLASSIFIERS, *_OTHERS)):
+    if reads == "pixel_values" and type(model).__name__.endswith((*_CLASSIFIERS, *_OTHERS, "Model")):
         return _images(model, config, options)
+    if reads == "input_values" and hasattr(config, "num_mel_bins") and is_classifier:
+        frames = torch.zeros((batch, config.max_length, config.num_mel_bins))
+        return {reads: frames, "labels": one_class}, f"{counted(batch, 'recording')} of {config.max_length:,} frames"
     if reads == "input_values" and type(model).__name__.endswith("ForCTC"):
         sound = torch.zeros((batch, _SECONDS * 16_000))
         words = f"{counted(batch, 'recording')} of {_SECONDS} s with {counted(options.length or _LETTERS, 'letter')}"
@@ -192,7 +223,7 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
             "with lp.capture."
         )
     text = getattr(config, "text_config", None) or config
-    is_clip = type(model).__name__.endswith("CLIPModel")
+    is_clip = type(model).__name__.endswith(_PAIRS)
     length = options.length or text.max_position_embeddings if is_clip else options.required_length()
     _check_length(length, getattr(text, "max_position_embeddings", None), name)
     tokens = torch.zeros((batch, length), dtype=torch.long)
@@ -215,7 +246,9 @@ def _images(model: Any, config: Any, options: StepOptions) -> tuple[dict[str, Te
     kind, batch = type(model).__name__, options.batch_size
     size = options.image_size or getattr(config, "image_size", None) or _PIXELS
     found = {"pixel_values": torch.zeros((batch, config.num_channels, size, size))}
-    if not kind.endswith("ForPreTraining"):
+    if kind.endswith(("ForObjectDetection", "Model")):
+        found["boxes" if kind.endswith("ForObjectDetection") else "features"] = torch.zeros(())
+    elif not kind.endswith("ForPreTraining"):
         shape = (batch, size, size) if kind.endswith("ForSemanticSegmentation") else (batch,)
         found["labels"] = torch.zeros(shape, dtype=torch.long)
     return found, f"{counted(batch, 'image')} of {size} x {size}"
