@@ -115,9 +115,9 @@ def _loss_of_boxes(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
 
     def loss() -> Tensor:
         found = model(inputs["pixel_values"])
-        classes = found.logits.flatten(0, 1).float().log_softmax(-1)
-        boxes: Tensor = found.pred_boxes.float()
-        return boxes.abs().mean() - classes[:, 0].mean()
+        classes: Tensor = found.logits.flatten(0, 1).float().log_softmax(-1)
+        boxes: Tensor = found.pred_boxes.float().abs()
+        return boxes.mean() - classes[:, 0].mean()
 
     return loss
 
