@@ -9,11 +9,10 @@ ensemble, limited to the range from the lowest measured value to 1. Features are
 far outside this range get the utilisation at its edge, and their times still follow the roofline. A GPU without its own
 weights uses the *base* networks, which only know the GPU's data sheet.
 
-Times from neural networks are clamped to bounds (`NETWORK_BOUNDS`):
+Times from neural networks are clamped to bounds:
 
 * A GPU without measurements is at least as fast as a measured GPU with lower figures (the dominated GPU), at the upper
-  end of its 90 % interval, because its card may have been throttled. It is also at least as fast as a weaker version of
-  itself (`WEAKER`), within half of the interval, because predictions fluctuate for launch-bound shapes.
+  end of its 90 % interval, because its card may have been throttled.
 * A GPU without measurements is no faster than a measured board of the same chip with at least the same figures
   (`is_lesser_board`): an H100 limited to 500 W than an H100 with 700 W.
 * A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`dominates_same_chip`). A
@@ -33,7 +32,6 @@ Example::
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -164,19 +162,11 @@ def _loaded(
 
 # --- From network outputs to seconds
 
-NETWORK_BOUNDS: Final = ("a measured GPU of lesser figures", "the same GPU with weaker figures")
-"""Bounds on times from neural networks, in order of application; see the docstring of this module.
-
-`timing.BOUNDS` are further bounds, which apply to every source of times."""
+LESSER_GPU: Final = "a measured GPU of lesser figures"
+"""Name of the bound that lowers times of neural networks."""
 
 OTHER_16_BIT: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """For each 16-bit dtype, the other 16-bit dtype that the same units compute."""
-
-
-WEAKER: Final = (1.5, 2.25)
-"""Factors by which all figures of a GPU are divided to get weaker versions of the GPU, for comparison.
-
-The second factor is the square of the first, so that two consecutive increases of the time are both removed."""
 
 
 def dominates(gpu: Gpu, other: Gpu, dtype: str) -> bool:
@@ -200,25 +190,6 @@ def dominates_same_chip(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """
     is_same_chip = gpu.network_capability == other.network_capability
     return is_same_chip and dominates(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
-
-
-@lru_cache(maxsize=4096)  # called again by every spec
-def weakened_gpu(gpu: Gpu, factor: float) -> Gpu:
-    """Return the GPU with every figure divided by the factor."""
-    return replace(
-        gpu,
-        streaming_multiprocessors=max(round(gpu.streaming_multiprocessors / factor), 1),
-        base_clock_hz=gpu.base_clock_hz / factor,
-        boost_clock_hz=gpu.boost_clock_hz / factor,
-        highest_clock_hz=gpu.highest_clock_hz / factor,
-        peak_flops_per_second={dtype: peak / factor for dtype, peak in gpu.peak_flops_per_second.items()},
-        measured_flops_per_second={dtype: rate / factor for dtype, rate in gpu.measured_flops_per_second.items()},
-        dram_bytes_per_second=gpu.dram_bytes_per_second / factor,
-        l2_bytes=gpu.l2_bytes / factor,
-        l2_bytes_per_second=gpu.l2_bytes_per_second / factor,
-        memory_bytes=gpu.memory_bytes / factor,
-        power_watts=gpu.power_watts / factor,
-    )
 
 
 def _has_both_halves(gpu: Gpu) -> bool:
@@ -404,21 +375,15 @@ class UtilisationModels:
                     f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in network_specs().values()
                 )
             )
-        networks = [self._network(spec, gpu, batch) for gpu in gpus]
-        everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
-        flat, half_widths, by_base = self._wanted_seconds(spec, networks, batch, gpus, everything)
-        predicted = flat.reshape(everything.shape)  # (gpus, shapes)
+        predicted, half_widths, by_base = self._by_networks(spec, batch, gpus)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
-        bounded = np.minimum(predicted, longest)
         floor = np.maximum(spec.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
-        seconds = np.maximum(self._clamp_to_weaker_gpu(spec, batch, gpus, bounded), floor)
-        steps = zip(NETWORK_BOUNDS, (predicted, bounded), (bounded, seconds), strict=True)
+        bounded = np.minimum(predicted, longest)
+        seconds = np.maximum(bounded, floor)
         bound = roofline_seconds(batch, gpus, least=True)
-        said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(predicted, seconds))
-        odd = spec.upper_interval_factor(batch)
-        interval = of_network(seconds, said, half_widths.reshape(everything.shape), odd, bound)
-        held = {name: clearly_less(after, before) for name, before, after in steps}
-        return Estimate(interval, by_base.reshape(everything.shape), held)
+        said = np.where(by_base, seconds, np.maximum(predicted, seconds))
+        interval = of_network(seconds, said, half_widths, spec.upper_interval_factor(batch), bound)
+        return Estimate(interval, by_base, {LESSER_GPU: clearly_less(bounded, predicted)})
 
     def _longest(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return upper bounds on times from the base network, from measured dominated GPUs, shape (gpus, shapes)."""
@@ -470,55 +435,24 @@ class UtilisationModels:
                         longest[row] = np.minimum(longest[row], self.estimate(batch, [other]).seconds[0])
         return longest
 
-    def _clamp_to_weaker_gpu(self, spec: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
-        """Clamp times from the base network to its times for weaker versions of the same GPU."""
-        base = self._weights.cross_gpu_model.families[spec.name]
-        slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
-        served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
-        held = seconds.copy()
-        for factor in WEAKER:
-            weaker = [weakened_gpu(gpu, factor) for gpu in gpus]
-            # If even the reference time of the weaker GPU is longer, the bound cannot apply: skip it.
-            seen = [spec.unmeasured(gpu) for gpu in weaker]
-            wanted = served & (slack * reference_seconds(batch, seen) < held)
-            if wanted.any():
-                limits = slack * self._wanted_seconds(spec, [base] * len(gpus), batch, weaker, wanted)[0]
-                held[wanted] = np.minimum(held[wanted], limits)
-        return held
-
-    def _wanted_seconds(
-        self,
-        spec: NetworkSpec,
-        networks: Sequence[NetworkWeights],
-        batch: ShapeBatch,
-        gpus: Sequence[Gpu],
-        wanted: BoolArray,
-    ) -> tuple[Array, Array, BoolArray]:
-        """Predict the shapes in a mask: seconds, interval half widths, and whether the base network was used.
-
-        A shape uses the neural network of its GPU if this network was trained on similar shapes, otherwise the base
-        network. All results are flat.
-        """
-        rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
-        asked = wanted[np.ix_(rows, columns)]  # (cards, part)
-        part = ShapeBatch(
-            batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
-        )
-        cards = [gpus[int(row)] for row in rows]
-        seen = [spec.unmeasured(gpu) for gpu in cards]
-        features = by_base = self._features(spec, part, cards)[asked]  # (asked, features)
-        if seen != cards:
-            by_base = self._features(spec, part, seen)[asked]
-        serving = [*(networks[int(row)] for row in rows), self._weights.cross_gpu_model.families[spec.name]]
-        owners = _serving(serving, np.nonzero(asked)[0], features, by_base)  # (asked,)
-        is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
+    def _by_networks(self, spec: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array, BoolArray]:
+        """Predict seconds, interval half widths, and whether the base network was used, each (gpus, shapes)."""
+        base, shape = self._weights.cross_gpu_model.families[spec.name], (len(gpus), len(batch))
+        seen = [spec.unmeasured(gpu) for gpu in gpus]
+        features = by_base = np.concatenate(self._features(spec, batch, gpus))  # (gpus x shapes, features)
+        if seen != list(gpus):
+            by_base = np.concatenate(self._features(spec, batch, seen))
+        serving = [*(self._network(spec, gpu, batch) for gpu in gpus), base]
+        owners = _serving(serving, np.repeat(np.arange(len(gpus)), len(batch)), features, by_base)
+        is_base = np.array([network is base for network in serving], dtype=np.bool_)[owners]
         log_utilisation = predict_log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
-        widths = np.array([_half_width(network, serving[-1], batch) for network in serving])[owners]
-        doubts = np.array([spec.log_uncertainty(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
+        widths = np.array([_half_width(network, base, batch) for network in serving])[owners].reshape(shape)
+        doubts = np.array([[spec.log_uncertainty(gpu, batch.dtype)] for gpu in gpus])
+        is_base = is_base.reshape(shape)
         widths = np.where(is_base, independent(widths, doubts), widths)
-        floor = np.maximum(roofline_seconds(part, cards, least=True), spec.least_seconds(part, cards))
-        reference = np.where(is_base, reference_seconds(part, seen)[asked], reference_seconds(part, cards)[asked])
-        seconds: Array = np.maximum(reference * np.exp(-log_utilisation), floor[asked])
+        floor = np.maximum(roofline_seconds(batch, gpus, least=True), spec.least_seconds(batch, gpus))
+        reference = np.where(is_base, reference_seconds(batch, seen), reference_seconds(batch, gpus))
+        seconds: Array = np.maximum(reference * np.exp(-log_utilisation.reshape(shape)), floor)
         return seconds, widths, is_base
 
     def _network(self, spec: NetworkSpec, gpu: Gpu, batch: ShapeBatch) -> NetworkWeights:

@@ -57,7 +57,6 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import (
     SHORTEST_KERNEL_SECONDS,
-    TENSOR_ALIGNMENT,
     TYPICAL_UTILISATION,
     minimum_latencies,
     roofline_seconds,
@@ -90,7 +89,7 @@ class Estimate:
     Attributes:
         interval: Seconds.
         is_extrapolated: Whether the neural network had no measurements of the GPU; None if no network was used.
-        held: Whether a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
+        held: Whether a bound lowered the network's time, by the name of the bound (`models.LESSER_GPU`).
     """
 
     interval: Interval[Array]
@@ -580,30 +579,6 @@ def _clamp_to_matmuls_without_winograd(times: OperationTimes, request: TimingReq
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
-def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    if computed.operation != "conv2d" or computed.dtype != "float32":
-        return False
-    shape = computed.parameters
-    return shape["groups"] == 1 and shape["in_channels"] < TENSOR_ALIGNMENT
-
-
-def _clamp_to_tf32(times: OperationTimes, request: TimingRequest) -> OperationTimes:
-    """Raise first layers in float32 to the time of TF32 kernels, if the base network predicted the time.
-
-    The base network was trained on GPUs without TF32. Its times are too short for these layers, which are bound by
-    memory or padding: KernelBench's 3 channels of 11 x 11 were 31 and 40 % too fast. The rule must not apply to all
-    convolutions: ResNet-50 in TF32 on the RTX 3090, where cuDNN benchmarks its algorithms, would change from 1 % too
-    fast to 17 % too slow (training data).
-    """
-    has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in request.gpus])
-    wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, shapes)
-    if not wanted.any():
-        return times
-    twins = [replace(item, dtype="tf32") for item in request.computed]
-    least = np.where(wanted, _unclamped_times(request.for_shapes(twins)).seconds, 0.0)
-    return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
-
-
 def _is_emulated(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     return computed != asked and asked.dtype != "tf32"
 
@@ -721,7 +696,6 @@ BOUNDS: Final = (
     TimeBound(name="another algorithm", applies_to=_has_alternative, clamp=_clamp_to_alternative),
     TimeBound(name="instructions and waiting", applies_to=_has_floor, clamp=_clamp_to_latency),
     TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_matmuls_without_winograd),
-    TimeBound(name="TF32's kernels", applies_to=_convolves_few_channels, clamp=_clamp_to_tf32),
     TimeBound(name="emulation", applies_to=_is_emulated, clamp=_clamp_to_emulated_rate),
     TimeBound(name="own measurements", applies_to=_may_be_measured, clamp=_scaled_as_measured),
     TimeBound(name="least work", applies_to=_always, clamp=_clamp_to_minimum_work),
@@ -769,7 +743,7 @@ class Explanation:
         source: Source of the time.
         parts: Surrogates whose times add up to the time, if the source is a proxy.
         sourced_seconds: Time from the source, before any bound.
-        network_limits: Bounds that already lowered the time from the neural network (`models.NETWORK_BOUNDS`).
+        network_limits: Bounds that already lowered the time from the neural network (`models.LESSER_GPU`).
         limits: Bounds that changed the time, in order, with the seconds after each bound.
         interval: Seconds.
     """

@@ -171,17 +171,6 @@ def test_no_product_is_more_than_twice_as_fast_in_float8_as_in_16_bits() -> None
             assert np.all(eight >= 0.48 * half), card.name
 
 
-def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_knows_them(models: BundledModels) -> None:
-    """Eleven by eleven taps of three channels, for which the base predicts a third less than TF32's kernels take."""
-    words = {"batch": 256, "in_channels": 3, "out_channels": 96, "kernel_size": 11, "image_size": 224, "stride": 4}
-    single, tf32 = (operation_shape("conv2d", dtype, **words, padding=2) for dtype in ("float32", "tf32"))
-    unmeasured, measured = gpu("L40S"), gpu("A100-PCIe-80GB")
-    limits = [dict(explain(single, card, models).limits) for card in (unmeasured, measured, gpu("T4"))]
-    assert ["TF32's kernels" in held for held in limits] == [True, False, False]  # the T4 has no such kernels
-    times = [predict_operation_times([one], [unmeasured], models).seconds[0, 0] for one in (single, tf32)]
-    assert times[0] == pytest.approx(times[1])
-
-
 def test_a_float8_product_on_a_gpu_without_float8_takes_the_time_of_bfloat16() -> None:
     """It was predicted in float32, 14 times as slow on an A100."""
     cards, models = [gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB"), gpu("T4")], kernel_models(())

@@ -9,21 +9,19 @@ import pytest
 
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import (
     UtilisationModels,
     dominates,
     dominates_same_chip,
     is_lesser_board,
     upper_bound_from_dominated_gpus,
-    weakened_gpu,
 )
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
 from lightning_predict.kernels.roofline import sustained_rate_uncertainty
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
-from tests.kernels.example_networks import LOWEST, constant_weights, with_own
+from tests.kernels.example_networks import constant_weights, with_own
 
 LINEAR = shape_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
 
@@ -99,28 +97,6 @@ def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
     assert own[-1] > own[0]  # its own measurement stays inside
 
 
-def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
-    """A base of one layer that takes all utilisation away as clocks rise, from a half to two per cent."""
-    weights = constant_weights("matmul_single", utilisation=0.5, interval=math.log(1.44))
-    network = weights.cross_gpu_model.families["matmul_single"]
-    weight = network.layers[0].weight.copy()
-    weight[0, network.features.index("boost_clock"), 0] = 20.0
-    wavering = replace(network, layers=(replace(network.layers[0], weight=weight),))
-    base = replace(weights.cross_gpu_model, families={"matmul_single": wavering})
-    models = UtilisationModels(replace(weights, cross_gpu_model=base))
-    better = improved(SMALL, 1.5, "better")
-    plain = models.estimate(LINEAR, [SMALL])
-    alone = reference_seconds(LINEAR, [better]) / LOWEST
-    assert (alone > 10 * plain.seconds).all()
-    held = models.estimate(LINEAR, [better]).seconds
-    assert (held <= plain.interval.high * (1 + 1e-6)).all()  # nor by more than the interval
-
-
-def test_a_weaker_gpu_is_the_better_one_undone() -> None:
-    better = improved(SMALL, 1.5, SMALL.name)
-    assert weakened_gpu(better, 1.5) == replace(SMALL, memory_bytes=SMALL.memory_bytes / 1.5)
-
-
 def drawn(seed: int = 0, count: int = 40) -> dict[str, ShapeBatch]:
     """Shapes of all families, even in the logarithm."""
     draw = np.random.default_rng(seed)
@@ -162,7 +138,6 @@ def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(
         slower = better.seconds > plain.interval.high * (1 + 1e-6)
         measured = np.array([models.has_own_weights(card.name, batch.operation, batch.dtype) for card in cards])
         assert not slower[measured].any()
-        # Two GPUs without measurements are held to each other from a factor of 1.5 on.
         assert slower[~measured].mean() <= allowed, [cards[row].name for row in np.flatnonzero(slower.any(axis=1))]
 
 
