@@ -59,8 +59,9 @@ def _laid(trace: Trace) -> Iterator[Operation]:
             if images.id in last or is_blind:
                 changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
             turns = operation.name in IMAGES_AT or images.id in last
-            if is_first and images.shape[1] <= _DATA_CHANNELS and not is_blind:
+            if is_first and images.shape[1] <= _DATA_CHANNELS and not is_blind and images.id is not None:
                 changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
+                last.add(images.id)  # the backward pass reads them again
         else:
             turns = any(tensor.id in last and _is_image(tensor) for tensor in operation.inputs)
         yield changed

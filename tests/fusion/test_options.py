@@ -63,6 +63,14 @@ def test_channels_last_equals_the_what_if_of_channels_last(images: lp.Trace) -> 
     assert laid == what_if("channels_last", images, ["L4"])["L4"].iteration_seconds
 
 
+def test_channels_last_converts_nothing_and_says_nothing_of_conversions() -> None:
+    with torch.device("meta"):
+        model, data = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)), torch.empty(4, 3, 32, 32)
+    trace = lp.capture(lambda: model(data).sum().backward(), precision="bf16-mixed")
+    assert any("channels first" in note for note in predict(trace).notes)
+    assert not any("channels first" in note for note in predict(trace, kernels="channels_last").notes)
+
+
 def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
     assert check_kernels("compile, channels_last") == check_kernels(["channels_last", "compile"])
     assert check_kernels("eager") == check_kernels("") == ()
