@@ -111,8 +111,8 @@ class PlanCandidate:
             for allowed, words in (
                 (self.formulation.shares_gpus, "a machine a job"),
                 (self.formulation.preempts or self.formulation.migrates, "no moves"),
-                (self.tardiness == 1.0, "deadlines first"),
-                (not self.probability, "late times"),
+                (self.tardiness == 1.0, "deadlines at any price"),
+                (not self.probability, "upper ends of times"),
                 (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
             )
             if not allowed

@@ -47,6 +47,7 @@ def test_no_queue_rule_is_cheaper_for_any_restart_time(seed: int, restart: float
     best = min(simulate(problem, rule).total_usd for rule in rules)
     round_off = 1e-9  # both sum the same prices in another order
     assert least_usd(problem, {job.name: job.seconds for job in problem.jobs}) <= best + round_off
+    assert milp.least_usd_of_nodes(problem) <= best * (1 + 1e-6)  # within the tolerance of the solver
     assert cheapest_plan(problem).total_usd <= best + round_off
 
 
@@ -119,6 +120,16 @@ def test_plan_of_many_jobs_is_best_of_four_and_above_the_lower_bound(monkeypatch
     assert len(plan.outcomes) == 30
     assert least_usd(problem) < full.total_usd <= 1.01 * plan.total_usd  # one percent is what fewer moves may cost
     assert plan.total_usd <= min(simulate(problem, rule).total_usd for rule in QUEUE_RULES[-3:]) * 1.01
+
+
+def test_jobs_that_must_wait_for_nodes_raise_the_lower_bound() -> None:
+    # Ten jobs of an hour on one node of $1 an hour, due after an hour, late for $2 an hour. One after another, they are
+    # late for 0 + 1 + ... + 9 hours: $10 + $90. Shares of them all end at nearly that cost.
+    jobs = tuple(job(str(i), hours={on("small", 1): 1.0}, deadline=1.0, weight=2.0) for i in range(10))
+    queue = replace(TWO_JOBS, jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1), formulation=Formulation())
+    least = milp.least_usd_of_nodes(queue, periods=100)
+    assert least_usd(queue) == pytest.approx(10.0)
+    assert 0.95 * 100 <= least <= cheapest_plan(queue, method="edf").total_usd == pytest.approx(100.0)
 
 
 def test_decision_about_many_jobs_considers_the_dearest_to_delay(monkeypatch: pytest.MonkeyPatch) -> None:
