@@ -296,7 +296,7 @@ class BudgetFit(FitPart):
                 rest = self._forecast_rest(observer)
             verdict = watch.check(
                 rest,
-                at_best=lambda: self._forecast(observer.at_best()),
+                at_best=lambda part: self._forecast(observer.at_best(part)),
                 may_end_earlier=bool(self._trainer.early_stopping_callbacks),
             )
         except Exception as error:

@@ -42,8 +42,20 @@ def batches_between_checks(observer: RunObserver) -> int:
     return max(1, min(batches, math.ceil(CHECK_SECONDS * batches / max(observer.training_seconds, 1e-9))))
 
 
-STOP_SHARE: Final = 0.6
-"""Used share of a limit from which a forecast may stop the run. Until then, it may only have been slow to start."""
+SETTLED_SHARE: Final = 0.49
+"""Used share of a limit from which a forecast may stop a run whose best pace is as old as half of its batches."""
+
+STOP_SHARE: Final = 0.59
+"""Used share of a limit from which a forecast may stop any run, except in a first epoch."""
+
+COLD_SHARE: Final = 0.79
+"""Used share of a limit from which a forecast may stop a run in its first of several epochs: caches may still fill."""
+
+FASTER_STILL: Final = 0.9
+"""Share of the best pace's time that a run may still reach. So a run that exceeds a limit by little is stopped late."""
+
+PACE_TOLERANCE: Final = 0.05
+"""Relative difference between the best paces of a run and of its first half that is not an improvement."""
 
 STOP_STEP: Final = 0.05
 """Used share of a limit between two forecasts that may stop the run."""
@@ -143,7 +155,7 @@ class BudgetWatch:
         self._schedule = schedule
         self._warmup_steps = warmup_steps
         self._warned: set[str] = set()
-        self._stop_share = STOP_SHARE
+        self._stop_share = SETTLED_SHARE
         self._refreshed_seconds = 0.0
         self._narrow_seconds = 0.0
         self._update_next_check()
@@ -200,17 +212,22 @@ class BudgetWatch:
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def check(
-        self, rest: RestOfRun | None, *, at_best: Callable[[], RestOfRun] | None = None, may_end_earlier: bool = False
+        self,
+        rest: RestOfRun | None,
+        *,
+        at_best: Callable[[float], RestOfRun] | None = None,
+        may_end_earlier: bool = False,
     ) -> BudgetVerdict:
         """Check the used amounts and, if `rest` is given, the forecast of the run.
 
         A forecast stops the run only if even the best pace so far, held to the end, would exceed a limit: a compiler, a
-        page cache or a neighbour on the machine only make a slow start faster. Before that, a forecast warns once.
+        page cache or a neighbour on the machine only make a slow start faster. The run is stopped the later, the more
+        it may still get faster. Before that, a forecast warns once.
 
         Args:
             rest: Rest of the run; None checks only the used amounts.
-            at_best: Returns a second forecast, in which everything takes as long as at its best so far; None never
-                stops the run by a forecast.
+            at_best: Returns a second forecast, in which everything takes as long as at its best so far, in this first
+                part of the batches; None never stops the run by a forecast.
             may_end_earlier: Whether early stopping may end the run. If so, a forecast alone never stops the run.
         """
         elapsed = self._ledger.elapsed_seconds
@@ -228,19 +245,23 @@ class BudgetWatch:
         if outlook.action == "go on":
             return use
         has_pace = rest.steps >= BEST_VALUES and not may_end_earlier
-        if outlook.action == "stop" and has_pace and at_best is not None and self._is_exceeded(at_best()):
+        if outlook.action == "stop" and has_pace and at_best is not None and self._is_exceeded(rest, at_best):
             return outlook
         why = "Early stopping may end the run sooner" if may_end_earlier else "The run goes on while it may get faster"
         is_new = use.action == "go on" and self._is_new("forecast")
         return BudgetVerdict("warn", f"{outlook.reason}. {why}") if is_new else use
 
-    def _is_exceeded(self, best: RestOfRun) -> bool:
-        """Return whether much of a limit is used, and the low end of the best forecast exceeds the limit."""
+    def _is_exceeded(self, rest: RestOfRun, at_best: Callable[[float], RestOfRun]) -> bool:
+        """Return whether the best forecast exceeds a limit of which so much is used that the pace is known."""
         elapsed = self._ledger.elapsed_seconds
-        return best.forecast is not None and any(
-            meter.used(elapsed) >= STOP_SHARE * meter.limit and meter.used(elapsed + best.forecast.low) > meter.limit
-            for meter in self.meters
-        )
+        best = at_best(1.0).forecast
+        at_end = math.nan if best is None else elapsed + FASTER_STILL * best.low
+        exceeded = [meter for meter in self.meters if meter.used(at_end) > meter.limit]
+        share = max((meter.used(elapsed) / meter.limit for meter in exceeded), default=0.0)
+        if best is None or rest.is_cold or share >= STOP_SHARE or share < SETTLED_SHARE:
+            return share >= (COLD_SHARE if rest.is_cold else STOP_SHARE)
+        early = at_best(0.5).forecast
+        return early is not None and early.low <= (1 + PACE_TOLERANCE) * best.low
 
     def set_end_seconds(self, seconds: float) -> None:
         """Set the duration of the final validation, which runs after a stop."""

@@ -150,6 +150,7 @@ class RestOfRun:
         end_seconds: Duration of the final validation, which runs after a stop.
         steps: Number of steps on which the forecast is based.
         step: Seconds from the start of a step to the start of the next; None before a step was timed.
+        is_cold: Whether the first epoch of this fit has not ended, and others follow.
     """
 
     counts: RemainingCounts
@@ -160,6 +161,7 @@ class RestOfRun:
     end_seconds: float = 0.0
     steps: int = 0
     step: Interval[float] | None = None
+    is_cold: bool = False
 
     @property
     def pace_in_words(self) -> str | None:

@@ -146,18 +146,21 @@ class TimingSamples:
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
 
-    def at_best(self) -> TimingSamples:
+    def at_best(self, part: float = 1.0) -> TimingSamples:
         """Return a copy of values that are all the best so far: the least mean of `BEST_VALUES` consecutive values.
 
         Of fewer values, the least counts; a single value may be all stall, so 0 takes its place.
+
+        Args:
+            part: First part of the values in which the best is sought.
         """
-        best, values = copy(self), self._means
+        best, values = copy(self), self._means[: math.ceil(part * len(self._means))]
         if len(values) < BEST_VALUES:
             least = min(values) if len(values) > 1 else 0.0
         else:
             starts = range(len(values) - BEST_VALUES + 1)
             least = min(statistics.fmean(values[start : start + BEST_VALUES]) for start in starts)
-        best._means = [least] * len(values)
+        best._means = [least] * len(self._means)
         return best
 
     def estimate(

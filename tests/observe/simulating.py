@@ -88,7 +88,7 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
             question = watch.due_check(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
             if question is not None:
                 found = None if question == "use" else clock.rest(facts_of(scenario, batch))
-                verdict = watch.check(found, at_best=lambda: clock.at_best().rest(facts_of(scenario, batch)))
+                verdict = watch.check(found, at_best=lambda part: clock.at_best(part).rest(facts_of(scenario, batch)))
                 if verdict.action == "stop":
                     raise StopError
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from lightning_predict.base.interval import NOTHING, Interval
@@ -30,15 +33,22 @@ class Run:
         self.batches += 1
         return self.watch.due_check(self.batches, self.seconds, elapsed=self.seconds)
 
-    def check(self, rest: RestOfRun | None, best: RestOfRun | None = None, **options: bool) -> BudgetVerdict:
-        """Judge, with a second forecast at the best pace, which is the same one if none is given."""
+    def check(
+        self,
+        rest: RestOfRun | None,
+        best: RestOfRun | None = None,
+        *,
+        early: RestOfRun | None = None,
+        may_end_earlier: bool = False,
+    ) -> BudgetVerdict:
+        """Judge, with forecasts at the best pace of all batches and of the first half, which by default are equal."""
 
-        def at_best() -> RestOfRun:
-            forecast = best or rest
+        def at_best(part: float) -> RestOfRun:
+            forecast = (early if part < 1.0 else None) or best or rest
             assert forecast is not None
             return forecast
 
-        return self.watch.check(rest, at_best=at_best, **options)
+        return self.watch.check(rest, at_best=at_best, may_end_earlier=may_end_earlier)
 
 
 def rest(low: float, middle: float, *, end_seconds: float = 0.0) -> RestOfRun:
@@ -113,32 +123,39 @@ def test_forecast_is_due_each_minute_after_the_first() -> None:
     [
         (61, 34.0, 34.0, {}, ["go on", "go on"]),  # 61 + 34 + 5 = 100
         (61, 35.0, 35.0, {}, ["warn", "go on"]),  # the middle exceeds the budget
-        (61, 40.0, 40.0, {}, ["stop", "stop"]),
-        (61, 40.0, 38.0, {}, ["warn", "go on"]),  # at its best pace, the rest fits
-        (61, 900.0, 38.0, {}, ["warn", "go on"]),
-        (61, 40.0, 40.0, {"may_end_earlier": True}, ["warn", "go on"]),
-        (59, 200.0, 200.0, {}, ["warn", "go on"]),  # 60 % must be used
-        (61, 200.0, 200.0, {}, ["stop", "stop"]),
+        (61, 44.0, 44.0, {}, ["stop", "stop"]),
+        (61, 44.0, 43.0, {}, ["warn", "go on"]),  # 10 % faster than at its best pace, the rest fits
+        (61, 900.0, 43.0, {}, ["warn", "go on"]),
+        (61, 44.0, 44.0, {"may_end_earlier": True}, ["warn", "go on"]),
+        (48, 200.0, 200.0, {}, ["warn", "go on"]),  # 49 % must be used
+        (50, 200.0, 200.0, {}, ["stop", "stop"]),
+        (58, 200.0, 200.0, {"early": 211.0}, ["warn", "go on"]),  # it became faster by more than 5 %
+        (58, 200.0, 200.0, {"early": 209.0}, ["stop", "stop"]),
+        (61, 200.0, 200.0, {"early": 900.0}, ["stop", "stop"]),
+        (78, 200.0, 200.0, {"is_cold": True}, ["warn", "go on"]),  # in the first of several epochs
+        (81, 200.0, 200.0, {"is_cold": True}, ["stop", "stop"]),
     ],
 )
 def test_forecast_stops_a_late_run_that_exceeds_its_budget_even_at_its_best_pace(
-    used: int, low: float, best: float, options: dict[str, bool], actions: list[str]
+    used: int, low: float, best: float, options: dict[str, Any], actions: list[str]
 ) -> None:
-    run = Run(seconds=100.0)
+    run, may_end_earlier = Run(seconds=100.0), options.get("may_end_earlier", False)
     for _ in range(used):
         run.batch()
-    verdicts = [run.check(rest(low, low + 5.0), rest(best, best), **options) for _ in range(2)]
+    now = replace(rest(low, low + 5.0), is_cold=options.get("is_cold", False))
+    early = rest(options.get("early", best), best + 100.0)
+    verdicts = [run.check(now, rest(best, best), early=early, may_end_earlier=may_end_earlier) for _ in range(2)]
     assert [verdict.action for verdict in verdicts] == actions
-    assert not options or "Early stopping may end the run sooner" in verdicts[0].reason
+    assert not may_end_earlier or "Early stopping may end the run sooner" in verdicts[0].reason
 
 
-def test_forecast_is_due_at_each_twentieth_of_a_limit_from_60_percent_on() -> None:
+def test_forecast_is_due_at_each_twentieth_of_a_limit_from_49_percent_on() -> None:
     run, due = Run(seconds=99.9), []
     for number in range(1, 72):
         if run.batch() == "forecast":
             due.append(number)
             run.check(rest(1.0, 1.0))
-    assert due == [16, 32, 60, 64, 65, 70]
+    assert due == [16, 32, 49, 54, 59, 64, 69]
 
 
 def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:
