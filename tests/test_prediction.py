@@ -12,14 +12,13 @@ import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.hardware.layouts import layouts_of
-from lightning_predict.kernels.measured_scaling import transferable_residuals
+from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, transferable_residuals
 from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 from lightning_predict.run.workload import Workload
-from lightning_predict.timeline.same_gpu_check import CORRECTION_EXPONENT
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,))
@@ -31,6 +30,8 @@ TRACE = Trace(
     flags=Flags(matmul_tf32=False),
     memory=Memory(parameter_bytes=10 * 2**30, gradient_bytes=2**30, optimizer_state_bytes=2**30),
 )
+
+EXPONENT = RATIO_EXPONENTS["same units"]
 
 
 def test_predictions_are_in_requested_order_under_catalogue_names() -> None:
@@ -148,7 +149,7 @@ def test_measured_step_without_kernels_corrects_other_gpus() -> None:
     result = lp.predict(replace(measured_trace(), operations=(PRODUCT,)), gpus=["T4", "L4"])
     assert result["T4"].unmeasured_seconds == pytest.approx(predicted)
     assert result["L4"].unmeasured_seconds is None
-    factor = (0.0415 / predicted) ** CORRECTION_EXPONENT
+    factor = (0.0415 / predicted) ** EXPONENT
     assert result["L4"].iteration_seconds == pytest.approx(alone["L4"].iteration_seconds * factor)
     assert any("corrected by a factor of" in note for note in result["L4"].notes)
     assert lp.predict(measured_trace(), gpus=["T4"])["T4"].unmeasured_seconds == pytest.approx(predicted)

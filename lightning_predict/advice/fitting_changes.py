@@ -25,10 +25,10 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.prediction import predict_workload, remaining_steps
-from lightning_predict.record.trace import Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Trace
 from lightning_predict.reports.memory import WayToFit
 
-EIGHT_BITS: Final = 1 / 4
+EIGHT_BITS: Final = DTYPE_BYTES["int8"] / DTYPE_BYTES["float32"]
 """Size of 8-bit optimizer state, relative to 32-bit state."""
 
 CHANGES: Final = ("bf16-mixed", "checkpointing", "8-bit optimizer")

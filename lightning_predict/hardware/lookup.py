@@ -22,6 +22,7 @@ from typing import Final
 from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.base.units import bytes_to_gibibytes, gibibytes_to_bytes
 from lightning_predict.hardware.catalogue import load_catalogue
 from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
@@ -88,8 +89,6 @@ _WITHOUT_ROW: Final = {"thor": "Thor shares its memory with its processor, which
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
 """Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver takes up to 0.6 GiB on small cards."""
-
-LARGEST_REPORTED_SHARE: Final = 1.02
 
 LISTING: Final = "lightning_predict.gpu_names()"
 """Python code that lists all names, for error messages. The command line replaces this text with a command."""
@@ -290,7 +289,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
             f"{name!r} is what several cards report: {listed}. Ask for one of these names, or give memory_bytes."
         )
     nearest = min(candidates, key=lambda row: abs(math.log(memory_bytes / row.memory_bytes)))
-    if not SMALLEST_REPORTED_SHARE <= memory_bytes / nearest.memory_bytes <= LARGEST_REPORTED_SHARE:
+    if not SMALLEST_REPORTED_SHARE <= memory_bytes / nearest.memory_bytes <= 1 + NOTICEABLE:
         raise UnknownGpuError(
             f"{name!r} with {bytes_to_gibibytes(memory_bytes):.1f} GiB of memory matches no card with this name: "
             f"{listed}. Use one of these names instead."

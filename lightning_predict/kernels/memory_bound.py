@@ -1,9 +1,9 @@
 """Bytes of memory traffic of calls without a translator.
 
 A call without a translator has no shape parameters, formulas or surrogate. The call is either free (no kernel), or
-counts as a `transfer` (`families/copies.py`) of the bytes of its tensors. The name of the call determines which tensors
-are read and written. By default, the call reads its inputs and writes its outputs. Profiler traces lack outputs; an
-output is then assumed to be as large as the largest input, or as the tensor that is changed in place.
+counts as a `transfer` (`families/elementwise.py`) of the bytes of its tensors. The name of the call determines which
+tensors are read and written. By default, the call reads its inputs and writes its outputs. Profiler traces lack
+outputs; an output is then assumed to be as large as the largest input, or as the tensor that is changed in place.
 
 The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. Three further tables list calls
 that follow the default and whose bytes determine their time: `POINTWISE` (in `record/operand_strides.py`, because
@@ -167,7 +167,7 @@ _STREAMED: Final = _POINTWISE_CALLS | CASTS
 _COPIES: Final = CASTS | REARRANGED | {ROLL}
 
 UNTRANSLATED: Final = "untranslated"
-"""Name of the replacement for an operation whose translator failed (`families/copies.py`)."""
+"""Name of the replacement for an operation whose translator failed (`families/elementwise.py`)."""
 
 
 def is_free(operation: Operation) -> bool:

@@ -137,6 +137,9 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
 TENSOR_ALIGNMENT: Final = 8
 """Elements in 16 bits to which tensor cores pad, and to which the widest loads are aligned."""
 
+WARP_THREADS: Final = 32
+"""Threads of a warp."""
+
 SHORTEST_KERNEL_SECONDS: Final = 2e-06
 """Minimum kernel time, which is the time of a kernel without work on any GPU."""
 
@@ -267,7 +270,7 @@ LIMITED: Final = "limited_transfer"
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
 VECTORIZED: Final = "vectorized"
-"""Name of element-wise operations and copies that load several elements at once (`families/copies.py`)."""
+"""Name of element-wise operations and copies that load several elements at once (`families/elementwise.py`)."""
 
 SINGLE_LOAD_CYCLES: Final = 0.77
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""

@@ -30,11 +30,9 @@ from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, host_copy_rate
+from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, WARP_THREADS, host_copy_rate
 from lightning_predict.record.trace import Kernel
 
-WARP_THREADS: Final = 32
-"""Threads of a warp."""
 ALLOCATION_UNIT: Final = 256
 """Unit in which registers are allocated to warps, and bytes of shared memory to blocks."""
 

@@ -35,7 +35,7 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.observe.device_pace import LAUNCH_QUEUE
-from lightning_predict.own_weights.measuring.clock import own_stream, time_call
+from lightning_predict.own_weights.measuring.clock import SHAPE_SECONDS, own_stream, time_call
 from lightning_predict.own_weights.measuring.main_rates import comparison, measure_main_rates
 from lightning_predict.own_weights.measuring.run import measure, name_of
 from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, measured_shares
@@ -70,9 +70,6 @@ LARGEST_SIDE: Final = 16384
 
 STEP_SECONDS: Final = 150.0
 """Seconds that are reserved for whole steps at the end, most of them for compilation."""
-
-RATE_SECONDS: Final = 2.0
-"""Duration of the repetitions of a call when measuring its sustained rate, in seconds."""
 
 
 Facts = Mapping[str, object]
@@ -333,7 +330,7 @@ def first_wait(ticks: Sequence[float], longest: float) -> int | None:
 
 
 def _rates(_left: float) -> Facts:
-    found = measure_main_rates(seconds=RATE_SECONDS)
+    found = measure_main_rates(seconds=SHAPE_SECONDS)
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.checked import MAX_INTEGER
 from lightning_predict.base.errors import InvalidArgumentError, TraceFormatError, UnknownGpuError
 from lightning_predict.base.note import Note
@@ -472,7 +473,9 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
         name = _short_name(kernel.name)
         seconds[name] = seconds.get(name, 0.0) + kernel.seconds
     names = sorted(seconds, key=lambda name: -seconds[name])
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+    return ", ".join(names[:NAMES_SHOWN]) + (
+        f" and {len(names) - NAMES_SHOWN} others" if len(names) > NAMES_SHOWN else ""
+    )
 
 
 def _short_name(name: str) -> str:
@@ -480,5 +483,4 @@ def _short_name(name: str) -> str:
     return _TAIL.sub("", name.removeprefix("void ")).rpartition("::")[2]
 
 
-_NAMED: Final = 3
 _TAIL: Final = re.compile(r"[<(].*", re.DOTALL)

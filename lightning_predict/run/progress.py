@@ -30,10 +30,7 @@ PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job's place in a plan, as JSON: job, node, machine, num_gpus."""
 
 RENEWED_SECONDS: Final = 60.0
-"""Seconds between two writes."""
-
-PACE_SECONDS: Final = 60.0
-"""Minimum seconds of training after the first batch before the speed of the run is estimated."""
+"""Seconds between two writes, and of training before the speed of the run is estimated."""
 
 
 @final
@@ -170,7 +167,7 @@ class ProgressKeeper:
         self._written_at = now
         done = 1.0 if has_ended else min(1.0, batches_done / self.batches)
         since, trained = now - first_at, batches_done - first_batches
-        pace = since / trained if trained > 0 and since >= PACE_SECONDS else None
+        pace = since / trained if trained > 0 and since >= RENEWED_SECONDS else None
         within = None if pace is None else batch_seconds()
         return Progress(
             place=self.place,

@@ -6,7 +6,7 @@ predicted separately. Totals use the mean over kinds, weighted by their frequenc
 The same-GPU check predicts the step on the GPU in use as if this GPU were unmeasured, and compares the prediction with
 the measured step. The difference shows users how accurate predictions are for their model. Part of the error depends on
 the model and not on the GPU: kernels for which there is no measured table, and work that the trace does not contain.
-Predictions for other GPUs are corrected by this part only. Its share of the error (`CORRECTION_EXPONENT`) was estimated
+Predictions for other GPUs are corrected by this part only. Its share of the error (`RATIO_EXPONENTS`) was estimated
 on held-out data. Example::
 
     kinds, weights = weighted_kinds(trace)
@@ -23,13 +23,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from typing import Literal, final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note
 from lightning_predict.base.ties import clearly_less, greatest, ordered
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import TABLE_HOST, UNKNOWN_HOST, Host, recorded_host
@@ -37,10 +37,6 @@ from lightning_predict.timeline.step_prediction import StepPrediction, predict_s
 from lightning_predict.timeline.verdict import Verdict
 
 # --- The same-GPU check
-
-CORRECTION_EXPONENT: Final = 0.75
-"""Exponent of the correction of other GPUs' device time, which is multiplied by (measured / predicted) to this
-power."""
 
 
 @final
@@ -73,7 +69,7 @@ class SameGpuCheck:
         measured, predicted = (own - self.python_seconds for own in (self.measured_seconds, self.predicted_seconds))
         if self.bound_by == "host" or min(measured, predicted) <= 0:
             return 1.0
-        return float((measured / predicted) ** CORRECTION_EXPONENT)
+        return float((measured / predicted) ** RATIO_EXPONENTS["same units"])
 
     @property
     def host_factor(self) -> float:

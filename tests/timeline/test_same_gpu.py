@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, predict_work_times
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
 from lightning_predict.timeline.same_gpu_check import (
-    CORRECTION_EXPONENT,
     SameGpuCheck,
     corrected_iterations,
     same_gpu_check,
@@ -17,6 +16,8 @@ from lightning_predict.timeline.same_gpu_check import (
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product
+
+EXPONENT = RATIO_EXPONENTS["same units"]
 
 PREDICTED = 2 * 2 * 4096**3 / 1e12
 """A product of 4096 in float32 at half of SMALL's 1 TFLOP/s."""
@@ -52,17 +53,17 @@ def test_device_is_corrected_by_part_of_error() -> None:
     trace = cuda_trace(2 * PREDICTED)
     check = same_gpu_check(trace, SMALL, MODELS)
     assert check is not None
-    assert check.device_factor == pytest.approx(2**CORRECTION_EXPONENT)
+    assert check.device_factor == pytest.approx(2**EXPONENT)
     assert check.host_factor == 1
     work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
     own, other = corrected_iterations(trace, work, [SMALL, BIG], origin=SMALL, check=check)
     assert own.seconds == 2 * PREDICTED  # measured
     assert own.notes == ()
     # BIG has twice the peak.
-    assert other.seconds == pytest.approx(PREDICTED / 2 * 2**CORRECTION_EXPONENT)
+    assert other.seconds == pytest.approx(PREDICTED / 2 * 2**EXPONENT)
     assert other.low_seconds < other.seconds < other.high_seconds
     assert other.notes == (
-        f"Other GPUs: the device's time is corrected by a factor of {2**CORRECTION_EXPONENT:.2f}, as the step takes "
+        f"Other GPUs: the device's time is corrected by a factor of {2**EXPONENT:.2f}, as the step takes "
         "2.00 times as long on SMALL as predicted.",
     )
 
@@ -112,7 +113,7 @@ def test_python_work_is_not_an_error_of_the_device() -> None:
     check = same_gpu_check(trace, SMALL, MODELS)
     assert check is not None
     assert check.predicted_seconds == pytest.approx(0.03 + PREDICTED, rel=1e-3)
-    assert check.device_factor == pytest.approx(2**CORRECTION_EXPONENT, rel=1e-3)
+    assert check.device_factor == pytest.approx(2**EXPONENT, rel=1e-3)
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
-    assert other.seconds == pytest.approx(0.03 + PREDICTED / 2 * 2**CORRECTION_EXPONENT, rel=1e-3)
+    assert other.seconds == pytest.approx(0.03 + PREDICTED / 2 * 2**EXPONENT, rel=1e-3)

@@ -8,7 +8,6 @@ step has a call, or a caller names an operation, that their pattern finds.
 
 from lightning_predict.kernels.families import (
     attention,
-    copies,
     elementwise,
     matmul,
     norm,
@@ -16,7 +15,7 @@ from lightning_predict.kernels.families import (
 )
 from lightning_predict.kernels.operations import ON_SPARSE_TENSORS, load_when_asked
 
-__all__ = ["attention", "copies", "elementwise", "matmul", "norm", "reductions"]
+__all__ = ["attention", "elementwise", "matmul", "norm", "reductions"]
 
 
 def _collective() -> None:
@@ -37,10 +36,6 @@ def _fourier() -> None:
 
 def _linalg() -> None:
     from lightning_predict.kernels.families import linalg  # noqa: F401
-
-
-def _loss() -> None:
-    from lightning_predict.kernels.families import loss  # noqa: F401
 
 
 def _optimizer() -> None:
@@ -68,7 +63,6 @@ load_when_asked("conv", _convolution)
 load_when_asked("embedding|look_?ups|table_|interaction", _embedding)
 load_when_asked("fft", _fourier)
 load_when_asked("linalg|solve|chol|inverse|det$|^lu$|_lu_|ldl|\\bqr$|geqrf|or[gm]qr|eig|svd|matrix_exp", _linalg)
-load_when_asked("loss|cross_entropy", _loss)
 load_when_asked("^adam|^sgd|^adagrad", _optimizer)
 load_when_asked("pool", _pooling)
 load_when_asked("4bit|8bit|blockwise|bitsandbytes", _quantized)

@@ -62,8 +62,10 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import (
+    SHORTEST_KERNEL_SECONDS,
     SINGLE_LOAD_CYCLES,
     TENSOR_ALIGNMENT,
+    WIDE_LANES_SHARE,
     compute_peak,
     issue_rate,
     limited_transfer,
@@ -262,9 +264,6 @@ FEED_FROM_SHARED_MEMORY: Final = 0.00005
 FEED_THROUGH_REGISTERS: Final = 0.00035
 """The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
-LANES_SHARE: Final = 0.75
-"""Share of the CUDA cores' peak that implicit matmuls reach without tensor cores."""
-
 FLOAT64_SHARE: Final = 0.2
 """Share of the lanes' float64 peak that convolutions reach on GPUs with float64 at half the float32 rate."""
 
@@ -273,9 +272,6 @@ OVERLAP: Final = 2.0
 
 BANDWIDTH_SHARE: Final = 0.85
 """Share of the bandwidth that convolutions and layout conversions reach."""
-
-SPLIT_DEPTH: Final = 512
-"""Minimum depth of the parts into which a matmul is split if its tiles do not fill the GPU."""
 
 WEIGHT_GRADIENT: Final = 1.3
 """Time of the weight gradient over its FLOPs' time, due to the summation of parts."""
@@ -286,9 +282,6 @@ GROUPED_GRADIENT: Final = 2.0
 LARGE_FILTER: Final = 100
 FIRST_LAYER: Final = 1.7
 """Time with fewer than `TENSOR_ALIGNMENT` channels under large filters, over the time with padded channels."""
-
-MERGED_CHANNELS: Final = 8
-"""Channels per group below which several groups are computed as one."""
 
 PLACING_INSTRUCTIONS: Final = 200.0
 """Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
@@ -348,8 +341,6 @@ TILED_CHANNELS: Final = 64
 TAP_WAIT_SECONDS: Final = 1.05e-06
 """Time of a resident thread for one tap of one output in the general kernel."""
 
-VOLUME_CHANNELS: Final = 32
-"""Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass."""
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
 """Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass.
 
@@ -361,9 +352,6 @@ VOLUME_GRADIENT: Final = 1.5
 STRIDED_ON_LANES: Final = 2.0
 """Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
 all (8)."""
-
-SHORTEST_SECONDS: Final = 3e-06
-"""Minimum seconds of one convolution."""
 
 
 @final
@@ -444,7 +432,7 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
     them, except for input gradients with a stride (`GROUPED_GRADIENT`).
 
     For volumes, channels are padded, and compute and memory time add up. Only grouped input gradients of volumes
-    compute all positions (`VOLUME_CHANNELS`).
+    compute all positions (`VOLUME_DEPTH`).
 
     The formula has the same constants for every GPU. `constants.toml` names the tables on which they were chosen.
     """
@@ -454,14 +442,14 @@ def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
 
 def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     memory = work.moved_bytes / (BANDWIDTH_SHARE * _bandwidth(work.moved_bytes, gpu))  # (shapes,)
-    least_merged = np.clip(MERGED_CHANNELS / work.channels, 1, work.groups)
+    least_merged = np.clip(TENSOR_ALIGNMENT / work.channels, 1, work.groups)
     dense = _by_matmuls(work, gpu, memory, work.groups)
     grouped = dense if work.is_volume else _by_matmuls(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
     # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which has no dense fallback.
     is_fixed = work.is_depthwise & work.is_channels_last & (work.dtype in SINGLE)
     fastest = np.where(is_fixed, own, np.minimum(own, dense))
-    seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
+    seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_KERNEL_SECONDS
     if work.is_volume and work.dtype == "float32" and "tf32" in gpu.peak_flops_per_second:
         # If TF32 is allowed, it also applies to float32's kernels: transposed volumes that take 16 ms on the L40S would
         # take 5 on its CUDA cores, judging by the T4's times.
@@ -541,10 +529,10 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
         cols = cols * work.padding
     elif is_padded:
         depth = depth * work.padding
-    rate = sustained_flops(gpu, work.dtype) if has_units else LANES_SHARE * (gpu.peak(work.dtype) or single)
+    rate = sustained_flops(gpu, work.dtype) if has_units else WIDE_LANES_SHARE * (gpu.peak(work.dtype) or single)
     if work.dtype == "float64":  # cuDNN uses no tensor cores for it, and its kernels do not fill lanes at half the rate
         lanes = gpu.lanes_peak("float64")
-        rate = (FLOAT64_SHARE if lanes > single / 4 else LANES_SHARE) * lanes
+        rate = (FLOAT64_SHARE if lanes > single / 4 else WIDE_LANES_SHARE) * lanes
     multiprocessors = gpu.streaming_multiprocessors
     per_flop = LOAD_TIME_RATIO if gpu.compute_capability >= (8, 0) else FEED_THROUGH_REGISTERS
     if gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2:
@@ -554,7 +542,7 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     for height, width in MATRIX_TILES:
         feed = per_flop * cycle_flops * 64 * (1 / height + 1 / width) * COMPUTE_BYTES[work.dtype] / 2
         blocks = np.ceil(rows / height) * np.ceil(cols / width) * copies
-        parts = np.clip(np.floor(multiprocessors / blocks), 1, np.maximum(depth / SPLIT_DEPTH, 1))
+        parts = np.clip(np.floor(multiprocessors / blocks), 1, np.maximum(depth, 1))
         waves = np.ceil(blocks * parts / multiprocessors)
         tile = 2 * height * width * depth / parts / (rate / multiprocessors) * (1 + feed)
         best = np.minimum(best, waves * tile)
@@ -610,9 +598,8 @@ def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) ->
         strides = strides * batch.columns["stride_depth"]
         summed = out_channels if plane_pass == "_backward_input" else in_channels  # over all groups
         padding = _padded(summed, VOLUME_DEPTH[plane_pass])
-        padded_images, padded_outputs = (
-            size * _padded(own, VOLUME_CHANNELS) for size, own in ((images, in_channels), (outputs, out_channels))
-        )
+        widest = max(VOLUME_DEPTH.values())
+        padded_images, padded_outputs = images * _padded(in_channels, widest), outputs * _padded(out_channels, widest)
     else:
         summed = out_channels / c["groups"] if plane_pass == "_backward_input" else channels
         padding = np.where(c["groups"] == 1, np.maximum(summed, TENSOR_ALIGNMENT) / summed, 1.0)

@@ -1,8 +1,8 @@
-"""Element-wise operations, and the network inputs of all memory-bound operations.
+"""Element-wise operations, copies, and the network inputs of all memory-bound operations.
 
 Each operation has a number of reads, writes and FLOPs per element of a (rows, cols) tensor. For equal shapes, the
 operation's trained model applies. With broadcasting, or for an operator without measurements, the bytes determine the
-time (`copies.py`). Example::
+time (`transfer`). Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> from lightning_predict.kernels.translation import translate
@@ -31,7 +31,7 @@ from lightning_predict.kernels.features import (
     wave_quantisation,
     work_features,
 )
-from lightning_predict.kernels.memory_bound import loads_singly
+from lightning_predict.kernels.memory_bound import UNTRANSLATED, loads_singly
 from lightning_predict.kernels.operations import (
     Alternative,
     Array,
@@ -40,15 +40,18 @@ from lightning_predict.kernels.operations import (
     NetworkSpec,
     OperationShape,
     OperationSpec,
+    RooflineEfficiency,
     ShapeBatch,
     Surrogate,
     batch_shapes,
+    by_bytes,
     register,
 )
-from lightning_predict.kernels.roofline import per_gpu
+from lightning_predict.kernels.roofline import DELIVERED_SHARE, VECTORIZED, host_copy_rate, per_gpu
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
 from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
+from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 ELEMENTS_PER_BLOCK: Final = 1024
 """Elements per block of an element-wise kernel."""
@@ -190,6 +193,11 @@ def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationSha
     return of_matrix(name, data, *rows_and_columns(data.shape))
 
 
+def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
+    seconds: Array = batch.bytes_read / host_copy_rate(gpu)
+    return seconds
+
+
 def _calls(*names: str) -> tuple[str, ...]:
     """Return the calls with these names, and their in-place variants."""
     return tuple(f"aten::{name}{suffix}" for name in names for suffix in ("", "_"))
@@ -217,4 +225,35 @@ register(
     by_element("where", 2, 1),
     # Gradient and the tensor saved by the forward pass.
     *(by_element(f"{name}_backward", 2, 1) for name in ("relu", "gelu", "tanh", "sigmoid", "silu")),
+    # Copies, and operations with known bytes only; `transfer` is the general one, counted in bytes.
+    replace(by_bytes("transfer"), estimators=(VECTOR,)),
+    replace(by_bytes(VECTORIZED), estimators=(VECTOR, STREAMED)),
+    replace(by_bytes("stream"), estimators=(RooflineEfficiency(share=DELIVERED_SHARE),)),
+    # Bytes of a call whose translator failed. The spread is wide, because the work is unknown: an addmm timed by its
+    # bytes was 42 times faster than a matmul of equal size.
+    replace(by_bytes(UNTRANSLATED), estimators=(RooflineEfficiency(spread=UNKNOWN_SPREAD**2),)),
+    OperationSpec(
+        name="host_copy",
+        shape=("size_bytes",),
+        units="link",
+        flops=lambda c: 0 * c["size_bytes"],
+        reads=lambda c: c["size_bytes"],  # once over the link
+        element_bytes=1,
+        latency=_host_copy_latency,
+    ),
+    by_element("concat", 1, 1),
+    by_element("copy", 1, 1),
+    by_element("gather", 1, 1),
+    by_element("scatter", 1, 2),  # the existing values are read with their sectors
+    OperationSpec(
+        name="cast",
+        shape=("rows", "cols", "source_bytes", "target_bytes"),
+        defaults={"source_bytes": 4, "target_bytes": 2},
+        units="vector",
+        flops=lambda c: c["rows"] * c["cols"],
+        reads=lambda c: c["rows"] * c["cols"] * c["source_bytes"],
+        writes=lambda c: c["rows"] * c["cols"] * c["target_bytes"],
+        element_bytes=1,
+        estimators=(as_transfer(),),
+    ),
 )

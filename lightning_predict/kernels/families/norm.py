@@ -36,11 +36,11 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.roofline import (
     DELIVERED_SHARE,
     TYPICAL_UTILISATION,
+    WARP_THREADS,
     issue_rate,
     memory_bandwidth,
     rounds,
 )
-from lightning_predict.kernels.wave_scaling import WARP_THREADS
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
@@ -50,9 +50,6 @@ BACKWARD_RATIO: Final = 2.2
 NORM_WAIT_CYCLES: Final = 3.7
 NORM_THREADS: Final = 128
 """Cycles for an element of a row that a block of layer norm passes twice, and its number of threads."""
-
-SOFTMAX_BLOCKS: Final = 2
-"""Blocks of softmax, of 1,024 threads, that a multiprocessor holds."""
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
@@ -182,7 +179,8 @@ def _passes(batch: ShapeBatch, gpu: Gpu, *, passes: int) -> Array:
     """Return the time of several passes over rows that fit neither in shared memory nor in the L2; 0 for other rows."""
     row_bytes = batch.columns["cols"] * batch.element_bytes
     again = passes * batch.columns["rows"] * row_bytes / (TYPICAL_UTILISATION["vector"] * gpu.dram_bytes_per_second)
-    is_found = gpu.streaming_multiprocessors * SOFTMAX_BLOCKS * row_bytes <= gpu.l2_bytes
+    held = gpu.streaming_multiprocessors * (gpu.max_threads_per_multiprocessor // 1024)  # rows, each in 1,024 threads
+    is_found = held * row_bytes <= gpu.l2_bytes
     return np.where((row_bytes > SHARED_ROW_BYTES) & ~is_found, again, 0.0)
 
 

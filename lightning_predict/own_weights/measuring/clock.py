@@ -32,12 +32,11 @@ REPLAYS: Final = 20
 """Maximum number of repetitions of each kind. The result is the median."""
 
 MIN_REPLAYS: Final = 3
-"""Minimum number of repetitions of each kind."""
+"""Minimum number of repetitions of each kind, and of calls before them."""
 
 NOT_CUDA: Final = "not a CUDA device"
 """Reason for a missing graph on a device without CUDA."""
 
-WARM_UPS: Final = 3
 REPETITION_KINDS: Final = 3
 """Number of kinds of repetition: eager, warm and flushed."""
 
@@ -116,7 +115,7 @@ def time_call(
     if one > shape_seconds:
         raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {shape_seconds:g} s a shape")
     replays = repetitions_that_fit(one, replays=replays, shape_seconds=shape_seconds)
-    for _ in range(min(WARM_UPS, replays)):
+    for _ in range(min(MIN_REPLAYS, replays)):
         call()
     eager = _event_times(call, replays, before=None)
     graph, reason = captured(call, device)

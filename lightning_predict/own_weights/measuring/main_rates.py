@@ -25,6 +25,7 @@ from lightning_predict.base.units import bytes_to_gigabytes, flops_to_teraflops
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.own_rates import gpu_with_rates
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.corrections import LARGE_SIDE
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.roofline import REDUCED, has_units, sustained_flops
@@ -35,18 +36,12 @@ from lightning_predict.own_weights.measuring.management import UNKNOWN_STATE, Gp
 from lightning_predict.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
 from lightning_predict.record.trace import DTYPE_BYTES
 
-SIDE: Final = 8192
-"""Side of the square matrices, if memory allows: large enough to use all multiprocessors of the largest GPUs."""
-
 ELEMENTS: Final = 2**27
 """Number of elements of the tensors in the memory measurement: ten times the largest L2 cache."""
 
 COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25
 """Maximum share of the GPU's memory that the tensors use."""
-
-TENSORS: Final = 3
-"""Number of tensors of a matmul or an addition: two inputs and an output."""
 
 SECONDS: Final = 5.0
 """Duration of the repetitions of each call. A power limit lowers the clock within seconds."""
@@ -147,14 +142,14 @@ def device_seconds(timing: Timing) -> float:
 
 
 def largest_side(gpu: Gpu) -> int:
-    """Return `SIDE`, halved until three matrices fit into `MEMORY_SHARE` of the memory."""
-    most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * DTYPE_BYTES["float32"])))
-    return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
+    """Return `LARGE_SIDE`, halved until three matrices fit into `MEMORY_SHARE` of the memory."""
+    most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (3 * DTYPE_BYTES["float32"])))
+    return next(side for side in (LARGE_SIDE >> step for step in range(LARGE_SIDE.bit_length())) if side <= most)
 
 
 def largest_rows(gpu: Gpu) -> int:
-    """Return the number of rows of `COLUMNS` elements that fit into `MEMORY_SHARE` of the memory."""
-    most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * DTYPE_BYTES["float32"]))
+    """Return the number of rows of `COLUMNS` elements of three tensors that fit into `MEMORY_SHARE` of the memory."""
+    most = int(MEMORY_SHARE * gpu.memory_bytes / (3 * DTYPE_BYTES["float32"]))
     return min(ELEMENTS, most) // COLUMNS
 
 

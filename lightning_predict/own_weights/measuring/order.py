@@ -2,7 +2,7 @@
 
 A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
 Therefore the families in `FAMILY_ORDER` are measured one after another, each until it has enough rows. Then, each other
-operation gets `FACTOR_SHAPES` shapes, for a correction factor. Other families and further shapes follow. Example::
+operation gets twice `MIN_FACTOR_ROWS` shapes, for a correction factor. Other families and more shapes follow. Example::
 
     order = shapes_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
     order[0].operation, order[0].passes
@@ -30,7 +30,7 @@ from lightning_predict.kernels.operations import (
     shape_batch,
 )
 from lightning_predict.own_weights.measuring.benchmarks import Words, draw_shapes
-from lightning_predict.own_weights.training.factors import FACTOR_SHAPES
+from lightning_predict.own_weights.training.factors import MIN_FACTOR_ROWS
 from lightning_predict.own_weights.training.tables import split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
 
@@ -217,7 +217,7 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
     """Return shapes for every call that has no trainable network."""
     return list(
         _round_robin(
-            (operation, dtype, passes, shapes.of(operation, FACTOR_SHAPES))
+            (operation, dtype, passes, shapes.of(operation, 2 * MIN_FACTOR_ROWS))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
             if (passes := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is None))

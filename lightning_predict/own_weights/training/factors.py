@@ -22,16 +22,11 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, OperationShape
 from lightning_predict.kernels.timing import KernelModels, predict_operation_times
 from lightning_predict.own_weights.training.tables import Group, split_rows
+from lightning_predict.uncertainty import MEASURED_SPREAD
 from lightning_predict.weights.records import MeasuredFactor
-
-FACTOR_SHAPES: Final = 12
-"""Number of shapes to measure for a factor."""
 
 MIN_FACTOR_ROWS: Final = 6
 """Minimum number of rows for a factor, without held-out rows."""
-
-SHRINK_ROWS: Final = 1.0
-"""Shrinkage."""
 
 LONG_SECONDS: Final = 50 * MICROSECOND
 """Rows shorter than this time have a smaller weight, in proportion. Short kernels mainly show latency, and matter
@@ -39,9 +34,6 @@ little."""
 
 MIN_GAIN: Final = 0.1
 """A factor must lower the mean error of rows that it was not computed from by at least this share."""
-
-MIN_HALF_WIDTH: Final = 0.02
-"""Minimum half width of the interval in log(seconds)."""
 
 
 def measured_factors(
@@ -92,9 +84,9 @@ def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
     weights = row_weights(group)
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
-    middle = median * count / (count + SHRINK_ROWS)
+    middle = median * count / (count + 1)  # as with one more row without an error
     half_width = conformal_quantile(np.abs(residuals - middle), weights)
-    return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
+    return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, math.log(MEASURED_SPREAD)), rows=count)
 
 
 def conformal_quantile(errors: Array, weights: Array) -> float:
