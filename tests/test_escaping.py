@@ -81,6 +81,10 @@ def test_plain_text_passes_each_escape_unchanged() -> None:
     for door in (one_line, terminal_text, html_text, markdown_text):
         assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
     assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"
+    assert (
+        terminal_text("\x1b[38;5;12;3mblue\x1b[m \x1b[30;40mhidden") == "\x1b[38;5;12;3mblue\x1b[m \\x1b[30;40mhidden"
+    )
+    assert "](" not in markdown_text("[a name](javascript:alert(1))")
 
 
 def test_no_other_module_escapes() -> None:

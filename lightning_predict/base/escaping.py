@@ -21,7 +21,10 @@ _CONTROLS: Final = "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\u200e\u200f\u2028-\u202e\u
 
 _NO_TEXT: Final = re.compile(f"[{_CONTROLS}]")
 _NO_LINE: Final = re.compile(f"[\t\n{_CONTROLS}]")
-_NO_TERMINAL: Final = re.compile(f"(\x1b\\[(?!8m)[0-9;:]*m)|[{_CONTROLS}]")
+_STYLE: Final = r"(?:[0-7]|2[1-9]|3[1-79]|9[1-7]|38;5;\d{1,3}|38;2;\d{1,3};\d{1,3};\d{1,3})"
+"""A style or a text colour but black; concealed text and colours of the background may hide text."""
+
+_NO_TERMINAL: Final = re.compile(f"(\x1b\\[(?:{_STYLE}(?:;{_STYLE})*)?m)|[{_CONTROLS}]")
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -55,7 +58,7 @@ def markdown_text(text: str) -> str:
     for character in "\\|*_":
         text = text.replace(character, f"\\{character}")
     # Entities instead of a backslash, which some viewers (such as TensorBoard) ignore before these characters.
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]&#40;")
 
 
 def comment_line(text: str) -> str:
