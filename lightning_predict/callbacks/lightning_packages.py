@@ -12,9 +12,11 @@ from the packages that the program uses. Example::
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from inspect import getattr_static
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,24 +135,8 @@ def samples_of(batch: object) -> int | None:
         batch: Batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
     """
     with torch._C.DisableTorchFunction():  # reading a shape would call the code of a tensor subclass
-        sizes = set(_first_sizes(batch))
+        sizes = {int(shape[0]) for shape in map(_shape, leaves_of_batch(batch)) if shape}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _first_sizes(batch: object) -> list[int]:
-    if is_dataclass(batch):
-        batch = _members(batch)
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (tuple, list)):
-        return [size for part in batch for size in _first_sizes(part)]
-    shape = getattr(batch, "shape", None)
-    return [int(shape[0])] if shape is not None and len(shape) > 0 else []
-
-
-def _members(value: Any) -> dict[str, object]:
-    """Return the fields of a dataclass. A dataclass with slots has no `__dict__`."""
-    return {one.name: getattr(value, one.name, None) for one in fields(value)}
 
 
 def shapes_of(batch: object) -> tuple[object, ...] | None:
@@ -164,21 +150,53 @@ def shapes_of(batch: object) -> tuple[object, ...] | None:
     return None if None in found else found
 
 
-def _shapes(value: object) -> Iterator[object]:
-    if value is None or isinstance(value, (str, bytes, float)):
-        yield type(value)
-    elif isinstance(value, int):
+def leaves_of_batch(value: object) -> Iterator[object]:
+    """Yield the parts of a batch that are no containers. No code of the user runs, which might draw random numbers."""
+    parts = _members(value)
+    if parts is None:
         yield value
-    elif isinstance(value, Mapping):
-        yield tuple(map(str, value))
-        yield from _shapes(tuple(value.values()))
-    elif isinstance(value, (tuple, list)):
-        yield len(value)
-        for part in value:
-            yield from _shapes(part)
-    elif is_dataclass(value):
-        yield from _shapes(_members(value))
     else:
-        is_plain = not getattr(value, "is_nested", False) and "strided" in str(getattr(value, "layout", "strided"))
-        shape = getattr(value, "shape", None) if is_plain else None
-        yield None if shape is None else (tuple(shape), str(getattr(value, "dtype", None)))
+        for part in parts.values():
+            yield from leaves_of_batch(part)
+
+
+def _members(value: object) -> dict[Any, object] | None:
+    """Return the parts of a container by name, without its own methods; None for another value."""
+    kind: Any = type(value)  # `isinstance` would ask the value for its class
+    if issubclass(kind, dict):
+        return dict(zip(dict.keys(value), dict.values(value), strict=True))  # type: ignore[arg-type]
+    for sequence in (tuple, list):
+        if issubclass(kind, sequence):
+            return dict(enumerate(sequence.__iter__(value)))  # type: ignore[arg-type]
+    if is_dataclass(kind):  # with slots, it has no `__dict__`
+        return {one.name: _attribute(value, one.name) for one in fields(kind)}
+    return dict(vars(value)["data"]) if issubclass(kind, UserDict) else None
+
+
+def _attribute(value: object, name: str) -> Any:
+    """Return an attribute that a value has without a `__getattr__` of the user; None otherwise."""
+    is_known = issubclass(type(value), torch.Tensor) or getattr_static(value, name, None) is not None
+    return getattr(value, name, None) if is_known else None
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """Return the shape of an array; None for another value."""
+    shape = _attribute(value, "shape")
+    return None if shape is None else tuple(shape)
+
+
+def _shapes(value: object) -> Iterator[object]:
+    kind = type(value)
+    if value is None or issubclass(kind, (str, bytes, float)):
+        yield kind
+    elif issubclass(kind, int):
+        yield value
+    elif (parts := _members(value)) is not None:
+        yield tuple(name for name in parts if type(name) in (str, int))
+        for part in parts.values():
+            yield from _shapes(part)
+    else:
+        layout = _attribute(value, "layout")
+        is_plain = not _attribute(value, "is_nested") and (layout is None or "strided" in str(layout))
+        shape = _shape(value) if is_plain else None
+        yield None if shape is None else (shape, str(_attribute(value, "dtype")))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
-from lightning_predict.callbacks.lightning_packages import warn
+from lightning_predict.callbacks.lightning_packages import leaves_of_batch, warn
 from lightning_predict.callbacks.output import (
     OutputOptions,
     log_and_save,
@@ -190,8 +190,7 @@ def largest_validation_batch(trainer: Trainer) -> int | None:
 
 def sequence_length(batch: Any) -> int | None:
     """Return the sequence length of a batch, the second size of its integer tensors; None without such tensors."""
-    values = dict(batch) if hasattr(batch, "keys") else batch
-    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves_of_batch(batch) if isinstance(leaf, torch.Tensor)]
     return max((int(tensor.shape[1]) for tensor in tensors if tensor.dim() == 2 and _is_integer(tensor)), default=None)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks.lightning_packages import samples_of, shapes_of
+from lightning_predict.callbacks.trainer_loop import sequence_length
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.observe.optimizer_steps import WindowSize
 from tests.callbacks.small import Rows, Small
@@ -30,6 +33,61 @@ def test_a_dataclass_with_slots_is_read_like_one_without() -> None:
     assert shapes is not None
     assert ((4, 2), "torch.float32") in shapes
     assert shapes != shapes_of(Slotted(torch.zeros(5, 2)))
+
+
+class Drawing(dict[str, Any]):
+    """A batch whose methods draw a random number."""
+
+    def __getattribute__(self, name: str) -> Any:
+        torch.rand(1)
+        return super().__getattribute__(name)
+
+    def __iter__(self) -> Any:
+        torch.rand(1)
+        return super().__iter__()
+
+
+class Hostile:
+    """A batch that refuses everything, and draws a random number for each attribute that it lacks."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        torch.rand(1)
+        raise RuntimeError(name)
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no iteration")
+
+    __len__ = __bool__ = __eq__ = __hash__ = __repr__ = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Drawing(rows=torch.zeros(4, 2)),
+        [Drawing(rows=torch.zeros(4, 2))],
+        Hostile(torch.zeros(4, 2)),
+        (Hostile, object()),
+    ],
+    ids=["mapping", "list", "object", "classes"],
+)
+def test_batch_is_read_without_the_code_of_the_user(batch: Any) -> None:
+    before = torch.get_rng_state()
+    found = samples_of(batch), shapes_of(batch), sequence_length(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    is_mapping = isinstance(batch, (Drawing, list))
+    assert (found[0], found[1] is not None, found[2]) == (4 if is_mapping else None, is_mapping, None)
+
+
+def test_mappings_of_other_libraries_are_read() -> None:
+    class Encoding(UserDict[str, Tensor]):
+        """As transformers' BatchEncoding."""
+
+    batch = Encoding(input_ids=torch.zeros(2, 9, dtype=torch.int64))
+    assert (samples_of(batch), sequence_length(batch)) == (2, 9)
+    assert shapes_of(batch) == (("input_ids",), ((2, 9), "torch.int64"))
 
 
 @pytest.mark.parametrize(
