@@ -49,9 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.base.units import hours_to_seconds
-from lightning_predict.planning.objective import Options, cheapest_usd, machine_share, options_of
-from lightning_predict.planning.problem import Job, Placement, PlanningProblem, PlanState, RunningJobs
+from lightning_predict.planning.objective import Options, cheapest_usd, options_of, runs_alone
+from lightning_predict.planning.problem import Job, Placement, PlanningProblem, PlanState, RunningJobs, rental_usd
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
@@ -326,32 +325,23 @@ def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
     import scipy.sparse as sp  # also here, because only the MILP needs SciPy
     from scipy.optimize import linprog
 
-    machines = {machine.name: machine for machine in problem.machines}
-    shares = [
-        {item: machine_share(machines[item.machine], item, problem.formulation) for item in job.seconds}
-        for job in problem.jobs
-    ]
-    pairs = list(zip(problem.jobs, shares, strict=True))
-    node_seconds = np.array([min(share[item] * job.seconds[item] for item in share) for job, share in pairs])  # (J,)
-    usd = [
-        min(share[item] * job.seconds[item] * machines[item.machine].usd_per_hour for item in share)
-        for job, share in pairs
-    ]
-    fastest, release, deadline, weight = np.array(
-        [
-            (job.fastest_seconds, job.release_seconds, job.deadline_seconds, job.tardiness_usd_per_hour)
-            for job, _ in pairs
-        ]
+    jobs = problem.jobs
+    runs = [runs_alone(problem, job.seconds) for job in jobs]
+    node_seconds = np.array([min(busy for _, busy, _ in own) for own in runs])  # (J,)
+    usd = np.array([min(cost for _, _, cost in own) for own in runs])  # (J,)
+    fastest, release, deadline = np.array(
+        [(job.fastest_seconds, job.release_seconds, job.deadline_seconds) for job in jobs]
     ).T
+    late = [rental_usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs]  # dollars a second
     horizon = release.max() + node_seconds.sum() / problem.limits.nodes
     starts = np.arange(periods) * horizon / periods
     room = np.full(periods, problem.limits.nodes * horizon / periods)
     room[-1] = node_seconds.sum()
-    count, empty = len(pairs), sp.coo_array((periods, len(pairs)))
+    count, empty = len(jobs), sp.coo_array((periods, len(jobs)))
     one_job = sp.kron(sp.eye_array(count), np.ones((1, periods)))  # columns: jobs by periods, then tardiness
     work_at = sp.block_diag([np.maximum(starts, begin)[np.newaxis] for begin in release])
     found = linprog(
-        np.concatenate([np.repeat(usd, periods), weight]) / hours_to_seconds(1),
+        np.concatenate([np.repeat(usd, periods), late]),
         A_ub=sp.vstack(
             [
                 sp.hstack([sp.kron(node_seconds[np.newaxis], sp.eye_array(periods)), empty]),

@@ -195,6 +195,16 @@ def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
     return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
 
+def runs_alone(problem: PlanningProblem, seconds: Mapping[Configuration, float]) -> list[tuple[float, float, float]]:
+    """Return seconds, seconds of a whole machine and dollars of a run on each configuration, without idle GPUs."""
+    machines, runs = {machine.name: machine for machine in problem.machines}, []
+    for item, time in seconds.items():
+        machine = machines[item.machine]
+        busy = time * machine_share(machine, item, problem.formulation)
+        runs.append((time, busy, rental_usd(seconds=busy, usd_per_hour=machine.usd_per_hour)))
+    return runs
+
+
 def least_usd(problem: PlanningProblem, seconds: Mapping[str, Mapping[Configuration, float]] | None = None) -> float:
     """Return a lower bound on the cost of any plan.
 
@@ -206,20 +216,11 @@ def least_usd(problem: PlanningProblem, seconds: Mapping[str, Mapping[Configurat
         problem: Jobs and machines.
         seconds: Real time of the whole run, by job and configuration; None uses the predicted times.
     """
-    machines = {machine.name: machine for machine in problem.machines}
     least = 0.0
     for job in problem.jobs:
         slack = job.deadline_seconds - job.release_seconds
-        ways = [
-            (
-                time,
-                rental_usd(
-                    seconds=time, usd_per_hour=machine.usd_per_hour * machine_share(machine, item, problem.formulation)
-                ),
-            )
-            for item, time in (job.seconds if seconds is None else seconds[job.name]).items()
-            for machine in [machines[item.machine]]
-        ]
+        runs = runs_alone(problem, job.seconds if seconds is None else seconds[job.name])
+        ways = [(time, cost) for time, _, cost in runs]
         alone = (cost + tardiness_usd(job, job.release_seconds + time) for time, cost in ways)
         mixed = (
             cheap + (dear - cheap) * (slow - slack) / (slow - fast)

@@ -18,14 +18,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.planning.objective import expected_seconds, machine_share
+from lightning_predict.planning.objective import expected_seconds, runs_alone
 from lightning_predict.planning.problem import (
     Job,
     Limits,
     MachineType,
     PlanningProblem,
     PlanState,
-    rental_usd,
 )
 
 
@@ -233,14 +232,9 @@ def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> No
 def _check_budget(problem: PlanningProblem) -> None:
     """Reject a budget that is below the cost of the cheapest runs, each of which only pays for its own GPUs."""
     budget, needed = problem.limits.budget_usd, 0.0
-    machines = {machine.name: machine for machine in problem.machines}
     for job in sorted(problem.jobs, key=lambda job: (job.release_seconds, job.name)) if budget is not None else ():
         begin = PlanState(now_seconds=0.0, remaining={job.name: 1.0})
-        needed += min(
-            rental_usd(seconds=seconds, usd_per_hour=machines[one.machine].usd_per_hour)
-            * machine_share(machines[one.machine], one, problem.formulation)
-            for one, seconds in expected_seconds(job, problem, begin).items()
-        )
+        needed += min(usd for _, _, usd in runs_alone(problem, expected_seconds(job, problem, begin)))
         if budget is not None and needed > budget:
             raise InfeasiblePlanError(
                 f"The budget of ${budget:.2f} is too small: job {job.name!r} brings the cheapest runs of the jobs, "
