@@ -439,13 +439,11 @@ def memory_need_of(
         return MemoryNeed()
     needed, allocated, least, one, kind = max(found, key=lambda each: each[0])
     slack, unused = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu), max(needed - allocated, 0.0)
-    relative = one.relative
-    if layout.count > 1 and sharing.split.parameters:
-        relative = replace(relative, high=relative.high * SHARDED_FRAGMENTATION)
     return memory_need(
         layout,
         needed,
-        relative=relative,
+        relative=one.relative,
+        cached_factor=SHARDED_FRAGMENTATION if layout.count > 1 and sharing.split.parameters else 1.0,
         allocated_bytes=allocated,
         relative_allocated=one.relative_allocated,
         releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,

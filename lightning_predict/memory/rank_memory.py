@@ -3,9 +3,8 @@
 The recorded storages become storages of one rank:
 
 - model parallelism, micro-batches and recomputation divide, drop or repeat storages (`StageStorages`).
-- under FSDP, each rank holds a shard of every unit. A unit is gathered `GATHERED_UNITS` - 1 units before its
-  operations, and freed after them. The root unit stays gathered to the end of the backward pass. A pipeline keeps all
-  units gathered.
+- under FSDP, each rank holds a shard of every unit. A unit is gathered when the previous unit begins, and freed after
+  its own operations. The root unit stays gathered to the end of the backward pass. A pipeline keeps all units gathered.
 - gradients of a unit are whole until the next unit's operations end; then the rank keeps its shard (ZeRO 2, FSDP).
 - optimizer state, its copies and its temporary tensors are shards.
 
@@ -45,7 +44,7 @@ from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
 
 GATHERED_UNITS: Final = 3
-"""Number of FSDP units whose parameters are gathered at the same time."""
+"""Number of FSDP units that are gathered at the same time: the root, the current and the next unit."""
 
 
 def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
@@ -269,9 +268,11 @@ class RankMemory:
             return alone
         need = derived_memory(self._trace, rank.together)
         reserved = _reserved_bytes(alone) + max(live_bytes(gathered, blocks.count), default=0)
-        tensors = need.persistent_bytes + max(need.temporary_bytes, need.update_bytes)
+        tensors = _tensor_bytes(need)
         need = replace(need, slack_bytes=max(reserved - tensors, need.workspace_bytes))
-        return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes), "releasable_bytes")
+        # Segments of gathered units are free, and can be released, at the peak of the other tensors, or the other way.
+        apart = max(reserved - _reserved_bytes(alone) + _tensor_bytes(alone) - tensors, 0)
+        return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes + apart), "releasable_bytes")
 
 
 @final
@@ -300,8 +301,12 @@ def _runs_whole_model(strategy: Strategy) -> bool:
     return not is_divided and strategy.micro_batches in (None, 1)
 
 
+def _tensor_bytes(memory: StepMemory) -> int:
+    return memory.persistent_bytes + max(memory.temporary_bytes, memory.update_bytes)
+
+
 def _reserved_bytes(memory: StepMemory) -> int:
-    return memory.persistent_bytes + memory.slack_bytes + max(memory.temporary_bytes, memory.update_bytes)
+    return _tensor_bytes(memory) + memory.slack_bytes
 
 
 def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:
@@ -438,7 +443,7 @@ def _gathered(
     for at, segment in enumerate(segments):
         if segment.unit == ROOT:
             continue
-        ahead = segments[max(at - GATHERED_UNITS + 1, 0) : at + 1]
+        ahead = segments[max(at - 1, 0) : at + 1]
         start = min(one.first for one in ahead if one.phase == segment.phase)
         found.append(Storage(sizes[segment.unit], "activation", start, segment.last, segment.unit))
     return found

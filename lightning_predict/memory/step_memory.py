@@ -163,6 +163,7 @@ def memory_need(
     needed_bytes: float | None,
     *,
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
+    cached_factor: float = 1.0,
     allocated_bytes: float | None = None,
     relative_allocated: Interval[float] = ALLOCATED_WITH_CONVOLUTIONS,
     releasable_bytes: float | Callable[[], float] = 0.0,
@@ -177,6 +178,7 @@ def memory_need(
         layout: The GPUs that share the step.
         needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
         relative: Interval of `needed_bytes`, as factors.
+        cached_factor: Factor on the upper end of reserved memory, for free segments that a full GPU releases.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
         releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
@@ -189,7 +191,8 @@ def memory_need(
     if needed_bytes is None:
         return MemoryNeed()
     context = context_bytes(layout.gpu) if context is None else context
-    total, reserved = total_bytes(layout.gpu, reported_bytes), relative.scaled(needed_bytes)
+    total = total_bytes(layout.gpu, reported_bytes)
+    reserved = replace(relative, high=relative.high * cached_factor).scaled(needed_bytes)
     allocated = None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes)
 
     def need(spare: float) -> MemoryNeed:

@@ -446,3 +446,12 @@ def test_the_interval_widens_with_what_convolutions_write() -> None:
 
     assert ends(3) == ends(1) == pytest.approx((0.91, 1.14))  # a quarter of the written bytes, or more
     assert ends(7) == pytest.approx((0.925, 1.11))  # an eighth: half way to (0.94, 1.08)
+
+
+def test_free_segments_widen_reserved_memory_but_not_what_must_fit() -> None:
+    # A full GPU releases free segments, so they cannot make a step fail.
+    plain, cached = (memory_need(T4, 8 * GIBIBYTE, cached_factor=factor) for factor in (1.0, 1.25))
+    assert plain.reserved is not None
+    assert cached.reserved is not None
+    assert cached.reserved.high == pytest.approx(1.25 * plain.reserved.high)
+    assert cached.fit_probability == plain.fit_probability
