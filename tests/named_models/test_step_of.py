@@ -280,6 +280,10 @@ def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
         ("facebook/nllb-200-distilled-1.3B", 1.371, "NLLB paper: 1.37 B"),
         ("mistralai/Mistral-Nemo-Base-2407", 12.25, "safetensors of the model: 12.2 B"),
         ("bigscience/bloom-7b1", 7.069, "model card: 7,069,016,064"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8.29, "safetensors of the model: 8.29 B"),
+        ("distil-whisper/distil-large-v3", 0.756, "model card: 756 M"),
+        ("facebook/sam-vit-huge", 0.641, "safetensors of the model: 641 M"),
+        ("bigcode/starcoder2-15b", 15.96, "safetensors of the model: 16.0 B"),
     ],
 )
 def test_shipped_models_have_the_published_number_of_parameters(name: str, billions: float, source: str) -> None:

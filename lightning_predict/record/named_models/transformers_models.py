@@ -23,7 +23,14 @@ from lightning_predict.record.named_models.built import (
 from lightning_predict.record.named_models.names import ModelName, shipped
 from lightning_predict.record.named_models.options import StepOptions
 
-_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+_HEADS: Final = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForMaskedLM",
+    "ForConditionalGeneration",
+    "ForTokenClassification",
+    "MTModel",
+)
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
 
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
@@ -32,8 +39,18 @@ _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "F
 _PAIRS: Final = ("CLIPModel", "SiglipModel")
 """Suffixes of names of models that compare texts with images."""
 
-_OTHERS: Final = ("ForCTC", "ForSemanticSegmentation", "ForPreTraining", "ForObjectDetection", *_PAIRS)
+_OTHERS: Final = (
+    "ForCTC",
+    "ForSemanticSegmentation",
+    "ForPreTraining",
+    "ForObjectDetection",
+    "ForDepthEstimation",
+    *_PAIRS,
+)
 """Suffixes of architecture names with a loss of their own."""
+
+_WRITERS: Final = ("ForConditionalGeneration", "VisionEncoderDecoderModel")
+"""Suffixes of names of models that write a text for an image."""
 
 _SECONDS: Final = 10
 """Length of a recording for models that read samples of sound, 16,000 a second."""
@@ -46,6 +63,9 @@ _BETA: Final = 0.1
 
 _PIXELS: Final = 224
 """Height and width of the images of models that accept any: of the ImageNet classifiers among them."""
+
+_DETECTOR_PIXELS: Final = 800
+"""Height and width of the images of detectors, whose shorter side most scripts for COCO scale to 800."""
 
 _SCALE: Final = 20.0
 """Scale of cosines in sentence-transformers' loss of pairs."""
@@ -101,11 +121,12 @@ def _loss_of_pairs(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
 
 
 def _loss_of_features(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
-    """Return a squared loss of what an encoder of images returns, as in distillation."""
+    """Return a squared loss of what a model makes of images: features, masks or depths."""
 
     def loss() -> Tensor:
-        found: Tensor = model(inputs["pixel_values"]).last_hidden_state.float().square().mean()
-        return found
+        found = model(inputs["pixel_values"])
+        values: Tensor = next(found[name] for name in _FEATURES if name in found)
+        return values.float().square().mean()
 
     return loss
 
@@ -121,6 +142,8 @@ def _loss_of_boxes(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
 
     return loss
 
+
+_FEATURES: Final = ("last_hidden_state", "pred_masks", "predicted_depth")
 
 _LOSSES: Final = {
     frozenset({"input_ids"}): _loss_of_pairs,
@@ -201,6 +224,11 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
     batch, reads = options.batch_size, model.main_input_name
     is_classifier = type(model).__name__.endswith(_CLASSIFIERS)
     one_class = torch.zeros((batch,), dtype=torch.long)
+    if reads == "pixel_values" and type(model).__name__.endswith(_WRITERS):
+        images, words = _images(model, config, options)
+        tokens = torch.zeros((batch, options.required_length()), dtype=torch.long)
+        own = {"input_ids": tokens} if hasattr(config, "text_config") else {}
+        return images | own | {"labels": tokens}, f"{words} with {counted(tokens.shape[1], 'token')}"
     if reads == "pixel_values" and type(model).__name__.endswith((*_CLASSIFIERS, *_OTHERS, "Model")):
         return _images(model, config, options)
     if reads == "input_values" and hasattr(config, "num_mel_bins") and is_classifier:
@@ -244,9 +272,14 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
 def _images(model: Any, config: Any, options: StepOptions) -> tuple[dict[str, Tensor], str]:
     """Return a batch of images with their classes: one of each image, one of each pixel, or none for autoencoders."""
     kind, batch = type(model).__name__, options.batch_size
-    size = options.image_size or getattr(config, "image_size", None) or _PIXELS
-    found = {"pixel_values": torch.zeros((batch, config.num_channels, size, size))}
-    if kind.endswith(("ForObjectDetection", "Model")):
+    part = next((getattr(config, name) for name in ("vision_config", "encoder") if hasattr(config, name)), config)
+    usual = _DETECTOR_PIXELS if kind.endswith("ForObjectDetection") else _PIXELS
+    size = options.image_size or getattr(part, "image_size", None) or usual
+    size = size if isinstance(size, int) else min(size)
+    found: dict[str, Any] = {"pixel_values": torch.zeros((batch, getattr(part, "num_channels", 3), size, size))}
+    if kind.endswith(_WRITERS):
+        return found, f"{counted(batch, 'image')} of {size} x {size}"
+    if kind.endswith(("ForObjectDetection", "ForDepthEstimation", "Model")):
         found["boxes" if kind.endswith("ForObjectDetection") else "features"] = torch.zeros(())
     elif not kind.endswith("ForPreTraining"):
         shape = (batch, size, size) if kind.endswith("ForSemanticSegmentation") else (batch,)
