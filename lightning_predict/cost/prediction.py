@@ -289,6 +289,9 @@ class PredictionFields:
         on_machine=True,
     )
     offer = Field[str | None]("price.offer", "Source and date of the price.")
+    priced_on = Field[str | None](
+        "price.priced_on", "Day or month of the price, as listed.", title="price of", shown="asked"
+    )
     memory_bytes = Field[float | None](
         "memory.memory_bytes",
         "Peak memory of a step on each GPU.",

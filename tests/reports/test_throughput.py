@@ -80,6 +80,14 @@ def test_columns_are_added_by_name_or_title() -> None:
         found.text(columns=["speed"])
 
 
+def test_column_shows_the_date_of_each_price() -> None:
+    found = one(example_trace(SIZE, samples=16))
+    date = found["T4"].price.priced_on
+    assert date is not None
+    assert "price of" in found.text(columns=["priced_on"])
+    assert date in found.text(columns=["priced_on"]).splitlines()[4]
+
+
 def test_step_and_loader_multiply_to_the_total() -> None:
     # 50,000 steps of 15.0 ms, each after a wait of 10.4 ms: 25.4 ms, 41 % of them for the loader.
     trace = example_trace(SIZE, samples=16, loader_seconds=(0.0104,))
