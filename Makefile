@@ -27,6 +27,13 @@ $(VENV)/runs: pyproject.toml constraints.txt
 		$(PIP) --constraint constraints.txt --editable '.[fitting,tensorboard]'; }
 	touch $@
 
+# What the quick tests need: a third of what the checks need. Without the other packages, four files of tests are left
+# out (tests/conftest.py). CI has all, as it runs `check` first.
+$(VENV)/tests: pyproject.toml constraints.txt $(VENV)/runs
+	test -e $(VENV)/installed || $(PIP) --constraint constraints.txt \
+		--editable '.[cli,planning]' hypothesis pytest pytest-xdist scikit-learn
+	touch $@
+
 demo: $(VENV)/runs
 	$(BIN)/python examples/quickstart.py
 
@@ -34,7 +41,7 @@ demo: $(VENV)/runs
 # as tests start processes that would compile the package again. `test` leaves out what tests/slow_tests.txt lists, and the checks
 # of structure and sentences in tests/house, which belong to `check`.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-test: $(VENV)/installed
+test: $(VENV)/tests
 	$(PYTEST) -n logical -m "not gpu and not slow" --ignore=tests/house
 
 # Coverage is measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on.

@@ -65,6 +65,7 @@ def test_csv(small: Small, tmp_path: Path) -> None:
 
 
 def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
     logger = lightning.lightning.loggers.MLFlowLogger(save_dir=str(tmp_path / "mlruns"))
     fit(lightning, tmp_path, logger)

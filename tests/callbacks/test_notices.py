@@ -110,6 +110,7 @@ def test_a_webhook_must_be_encrypted(webhook: str) -> None:
 
 
 def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
     alerts: list[dict[str, str]] = []
 
     class Experiment:

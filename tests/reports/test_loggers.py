@@ -199,6 +199,7 @@ def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture
 def wandb_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbLogger]:
+    pytest.importorskip("wandb")
     for name, value in {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
@@ -246,6 +247,7 @@ def test_a_wandb_table_may_have_columns_in_which_nothing_is_known(wandb_logger: 
 
 
 def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
     # A folder is the one store that needs no server and no database; MLflow 3 wants to be asked for it.
     store = (tmp_path / "store").as_uri()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
