@@ -4,7 +4,7 @@ Seconds per iteration are a linear function of terms. A `Term` is a product of v
 are all products of the varying variables up to a degree; a stepwise selection keeps the significant terms. (Gianniti,
 Zhang and Ardagna, CLOSER 2019, model the time of the whole run: iterations times seconds per iteration.) Relative
 errors are minimised, because the times of runs differ by orders of magnitude. Terms that cannot hold beyond the past
-runs are excluded; `RegressionOptions` can include them, as in the published method. Example::
+runs are excluded. Example::
 
     >>> from lightning_predict.regression.runs import PastRun, RunSetting
     >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
@@ -63,32 +63,37 @@ class Term:
 
 _RATES: Final[tuple[Variable, ...]] = ("flops_per_second", "bytes_per_second")
 
+ONLY_INVERTED: Final[tuple[Variable, ...]] = (*_RATES, "num_gpus")
+"""Variables that are always inverted. A term that grows with the computing power cannot hold for a faster GPU, and the
+communication per GPU grows as (n - 1) / n."""
+
+SQUARED: Final[tuple[Variable, ...]] = ("batch_size", "inner_modules", "sequence_length")
+"""Variables whose squares are candidates, from degree 2 on: attention and some losses compare all pairs."""
+
+RUNS_PER_TERM: Final = 3
+"""Minimum number of runs per term, because some of many candidates fit a few runs by chance."""
+
 
 def terms_of(
     variables: Sequence[Variable],
     *,
     degree: int = 2,
-    inverses: bool = True,
     not_inverted: Collection[Variable] = (),
-    only_inverted: Collection[Variable] = (),
     squared: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
     """Return all products of up to `degree` different variables, short products first, then squares.
 
-    Variables in `not_inverted` can be 0. `only_inverted` is ignored without `inverses`. Squares stand alone or with the
-    batch size, and can be divided by a rate of the GPU.
+    Variables in `not_inverted` can be 0. Squares stand alone or with the batch size, and may be divided by a rate of
+    the GPU.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
         for chosen in combinations(variables, length):
             if set(_RATES) <= set(chosen):  # times of computing and of moving data add up
                 continue
-            powers = [
-                (1,) if not inverses or name in not_inverted else (-1,) if name in only_inverted else (1, -1)
-                for name in chosen
-            ]
+            powers = [(1,) if name in not_inverted else (-1,) if name in ONLY_INVERTED else (1, -1) for name in chosen]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
-    rates = [name for name in variables if name in _RATES and inverses]
+    rates = [name for name in variables if name in _RATES]
     if {"batch_size", "sequence_length"} <= set(variables) and degree > 1:  # tokens
         terms += [Term(("batch_size", "sequence_length", rate), (1, 1, -1)) for rate in rates]
     squares = [Term((name,), (2,)) for name in variables if name in squared and degree > 1]
@@ -321,35 +326,14 @@ class RegressionOptions:
     """Options for creating and selecting terms.
 
     Attributes:
-        variables: Variables that may be used.
         max_terms: Maximum number of terms; None for all significant terms.
         degree: Maximum number of variables in a product.
-        squared: Variables whose squares are candidates too, from degree 2 on: attention and some losses compare all
-            pairs of a batch or a sequence.
-        inverses: Whether to include inverses of the variables.
-        p_enter: p-value below which a term enters.
-        p_remove: p-value above which a term leaves.
-        runs_per_term: Minimum number of runs per term, because some of many candidates fit a few runs by chance.
         relative: Whether to minimise relative errors; otherwise absolute errors, as in the published regressions.
-        only_inverted: Variables that are always inverted. A term that grows with the computing power cannot hold for a
-            faster GPU, and the communication per GPU grows as (n - 1) / n.
-        costs_add_up: Whether the coefficients of terms without the number of GPUs must be positive.
-        work_has_rates: Whether terms that grow with the batch size are divided by a rate of the GPU, if GPUs differ.
-            Otherwise, an equal time per sample on all GPUs would dominate on the fastest GPU.
     """
 
-    variables: tuple[Variable, ...] = VARIABLES
     max_terms: int | None = None
     degree: int = 2
-    squared: tuple[Variable, ...] = ("batch_size", "inner_modules", "sequence_length")
-    inverses: bool = True
-    p_enter: float = 0.05
-    p_remove: float = 0.1
-    runs_per_term: int = 3
     relative: bool = True
-    only_inverted: tuple[Variable, ...] = ("flops_per_second", "bytes_per_second", "num_gpus")
-    costs_add_up: bool = True
-    work_has_rates: bool = True
 
 
 DEFAULT_OPTIONS: Final = RegressionOptions()
@@ -395,7 +379,7 @@ def _trends(
     runs: Sequence[PastRun], options: RegressionOptions, regression: EndToEndRegression
 ) -> Iterator[tuple[tuple[Variable, bool], float]]:
     """Yield the trends of a regression (see `EndToEndRegression.trends`)."""
-    for name in options.squared:
+    for name in SQUARED:
         by_value: dict[float, list[PastRun]] = {}
         for run in runs:
             by_value.setdefault(run.setting.value(name) or 0.0, []).append(run)
@@ -438,19 +422,18 @@ def _fit(
     """Select terms, also `among` known ones, and fit their coefficients, without cross-validation."""
     from lightning_predict.regression.stepwise import EXACT, StepwiseFit, fit_stepwise  # needs SciPy
 
-    known, notes = _known_variables(chosen, options.variables)
+    known, notes = _known_variables(chosen)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
     zero = tuple(name for name in varying if (columns[name] == 0).any())
     terms = among or terms_of(
         varying,
         degree=options.degree,
-        inverses=options.inverses,
         not_inverted=zero,
-        only_inverted=options.only_inverted,
-        squared=[name for name in options.squared if name in varying and _has_enough_values(columns[name])],
+        squared=[name for name in SQUARED if name in varying and _has_enough_values(columns[name])],
     )
-    if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
+    if options.degree > 1 and set(_RATES) & set(varying):
+        # An equal time per sample on all GPUs would dominate on the fastest GPU.
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
     matrix = np.array([term.values(columns) for term in terms]).reshape(len(terms), len(chosen)).T  # (runs, terms)
@@ -465,11 +448,9 @@ def _fit(
             (matrix / scales)[:, :count],
             target,
             target**-2 if options.relative else None,
-            p_enter=options.p_enter,
-            p_remove=options.p_remove,
-            max_features=min(max(1, len(chosen) // options.runs_per_term), options.max_terms or len(chosen)),
-            non_negative=costs if options.costs_add_up else (),
-            non_negative_intercept=options.costs_add_up,
+            max_features=min(max(1, len(chosen) // RUNS_PER_TERM), options.max_terms or len(chosen)),
+            non_negative=costs,
+            non_negative_intercept=True,
         )
 
     linear = sum(2 not in term.exponents for term in terms)  # squares come last
@@ -530,13 +511,11 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
     return chosen
 
 
-def _known_variables(
-    runs: Sequence[PastRun], variables: Sequence[Variable]
-) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
+def _known_variables(runs: Sequence[PastRun]) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
     """Return the variables that all runs have, and notes about variables that no run has."""
     known: list[Variable] = []
     unknown: list[str] = []
-    for name in variables:
+    for name in VARIABLES:
         count = sum(run.setting.value(name) is not None for run in runs)
         if name == "bytes_per_second" and count < len(runs):  # known only for GPUs with a name
             count = 0
