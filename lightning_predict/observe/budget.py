@@ -43,10 +43,14 @@ def batches_between_checks(observer: RunObserver) -> int:
 
 
 SETTLED_SHARE: Final = 0.49
-"""Used share of a limit from which a forecast may stop a run whose best pace is as old as half of its batches."""
+"""Used share of a limit from which a forecast may stop a run after an epoch, if its best pace is as old as half of its
+batches."""
 
 STOP_SHARE: Final = 0.59
-"""Used share of a limit from which a forecast may stop any run, except in a first epoch."""
+"""Used share of a limit from which a forecast may stop any run of which an epoch has ended."""
+
+FIRST_EPOCH_SHARE: Final = 0.69
+"""Used share of a limit from which a forecast may stop a run in its only epoch, whose first part may be slow."""
 
 COLD_SHARE: Final = 0.79
 """Used share of a limit from which a forecast may stop a run in its first of several epochs: caches may still fill."""
@@ -258,8 +262,10 @@ class BudgetWatch:
         at_end = math.nan if best is None else elapsed + FASTER_STILL * best.low
         exceeded = [meter for meter in self.meters if meter.used(at_end) > meter.limit]
         share = max((meter.used(elapsed) / meter.limit for meter in exceeded), default=0.0)
-        if best is None or rest.is_cold or share >= STOP_SHARE or share < SETTLED_SHARE:
-            return share >= (COLD_SHARE if rest.is_cold else STOP_SHARE)
+        if rest.is_cold:
+            return share >= (COLD_SHARE if rest.counts.epochs else FIRST_EPOCH_SHARE)
+        if best is None or share >= STOP_SHARE or share < SETTLED_SHARE:
+            return share >= STOP_SHARE
         early = at_best(0.5).forecast
         return early is not None and early.low <= (1 + PACE_TOLERANCE) * best.low
 

@@ -150,7 +150,7 @@ class RestOfRun:
         end_seconds: Duration of the final validation, which runs after a stop.
         steps: Number of steps on which the forecast is based.
         step: Seconds from the start of a step to the start of the next; None before a step was timed.
-        is_cold: Whether the first epoch of this fit has not ended, and others follow.
+        is_cold: Whether the first epoch of this fit has not ended.
     """
 
     counts: RemainingCounts

@@ -284,7 +284,7 @@ class RunObserver:
             memory=self.memory or Memory(),
         )
         rest = forecast_rest(inputs, times, batches_per_window=batches_per_window, samples=samples)
-        return replace(rest, is_cold=self._epochs == 0 and bool(counts.epochs))
+        return replace(rest, is_cold=self._epochs == 0)
 
     @property
     def remaining(self) -> Interval[float] | None:

@@ -132,8 +132,10 @@ def test_forecast_is_due_each_minute_after_the_first() -> None:
         (58, 200.0, 200.0, {"early": 211.0}, ["warn", "go on"]),  # it became faster by more than 5 %
         (58, 200.0, 200.0, {"early": 209.0}, ["stop", "stop"]),
         (61, 200.0, 200.0, {"early": 900.0}, ["stop", "stop"]),
-        (78, 200.0, 200.0, {"is_cold": True}, ["warn", "go on"]),  # in the first of several epochs
-        (81, 200.0, 200.0, {"is_cold": True}, ["stop", "stop"]),
+        (68, 200.0, 200.0, {"epochs": 0}, ["warn", "go on"]),  # in the only epoch
+        (70, 200.0, 200.0, {"epochs": 0}, ["stop", "stop"]),
+        (78, 200.0, 200.0, {"epochs": 2}, ["warn", "go on"]),  # in the first of three epochs
+        (81, 200.0, 200.0, {"epochs": 2}, ["stop", "stop"]),
     ],
 )
 def test_forecast_stops_a_late_run_that_exceeds_its_budget_even_at_its_best_pace(
@@ -142,7 +144,8 @@ def test_forecast_stops_a_late_run_that_exceeds_its_budget_even_at_its_best_pace
     run, may_end_earlier = Run(seconds=100.0), options.get("may_end_earlier", False)
     for _ in range(used):
         run.batch()
-    now = replace(rest(low, low + 5.0), is_cold=options.get("is_cold", False))
+    epochs, now = options.get("epochs"), rest(low, low + 5.0)
+    now = replace(now, is_cold=epochs is not None, counts=replace(now.counts, epochs=epochs or 0))
     early = rest(options.get("early", best), best + 100.0)
     verdicts = [run.check(now, rest(best, best), early=early, may_end_earlier=may_end_earlier) for _ in range(2)]
     assert [verdict.action for verdict in verdicts] == actions

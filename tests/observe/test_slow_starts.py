@@ -51,6 +51,7 @@ SLOW_STARTS = {
     "slow first accumulation windows": Scenario(
         step=lambda batch: (6.0 if batch < 64 else 1.0) * (1.5 if batch % 8 == 7 else 1.0), accumulation=8, epochs=8
     ),
+    "one epoch, smaller images": Scenario(step=lambda batch: 2.5 if batch < 250 else 0.6, **ONE),
     "one epoch, 140 x 2": Scenario(step=begins(140, 2.0), **ONE),
     "one epoch, 100 x 3": Scenario(step=begins(100, 3.0), **ONE),
     "one epoch, falls over 300": Scenario(step=decay(4.0, 300), **ONE),
