@@ -24,9 +24,16 @@ Data flows through the packages in this order: `hardware`, `record`, `weights` -
 from __future__ import annotations
 
 from importlib import import_module
+from os.path import isdir
 from typing import TYPE_CHECKING
 
 from lightning_predict.base import __version__ as __version__
+
+if not isdir(__path__[0]):
+    raise ImportError(
+        f"lightning_predict cannot run from an archive ({__path__[0]}), because it opens its tables and weights as "
+        "files. Unpack the archive, or install the package with pip."
+    )
 
 if TYPE_CHECKING:
     from lightning_predict.advice.advice import advise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,23 @@ def test_prediction_imports_no_torch_and_no_lightning(statement: str) -> None:
     loaded = modules_after(statement)
     assert "lightning_predict" in loaded
     assert not {"torch", "lightning", "pytorch_lightning", "matplotlib", "requests"} & loaded
+
+
+def test_package_in_an_archive_says_what_to_do(tmp_path: Path) -> None:
+    package = Path(lightning_predict.__file__).parent
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for file in (package / "__init__.py", *(package / "base").glob("*.py")):
+            archive.write(file, file.relative_to(package.parent))
+    found = subprocess.run(
+        [sys.executable, "-c", "import lightning_predict"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "all.zip")},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "cannot run from an archive" in found.stderr
+    assert found.returncode == 1
 
 
 def test_the_import_test_can_fail() -> None:
