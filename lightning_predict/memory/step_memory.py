@@ -36,6 +36,7 @@ from lightning_predict.base.fields import Deferred, defer
 from lightning_predict.base.interval import NORMAL_95, Interval
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
 from lightning_predict.memory.simulation import (
     Blocks,
@@ -352,7 +353,7 @@ def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
-        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has a second handle
+        cublas_handles=_cublas_handles(trace),
         relative=_interpolated(share, DERIVED, DERIVED_WITH_CONVOLUTIONS),
         relative_allocated=_interpolated(share, ALLOCATED, ALLOCATED_WITH_CONVOLUTIONS),
     )
@@ -371,5 +372,7 @@ def _interpolated(share: float, without: Interval[float], of_them: Interval[floa
     )
 
 
-def _has_phase(trace: Trace, phase: str) -> bool:
-    return any(operation.phase == phase for operation in trace.operations)
+def _cublas_handles(trace: Trace) -> int:
+    """Return the number of threads that multiply matrices, each with a handle: the program's and autograd's."""
+    names = ("mm", "::linear", "::matmul", COMPILED_CALL)  # mm, addmm, bmm, baddbmm, _scaled_mm, ...
+    return len({operation.phase == "backward" for operation in trace.operations if operation.name.endswith(names)})

@@ -288,6 +288,10 @@ TRACE = Trace(
     memory=Memory(parameter_bytes=400, gradient_bytes=400, optimizer_state_bytes=800),
 )
 
+PRODUCTS = replace(
+    TRACE, operations=tuple(replace(one, name=one.name.replace("mul", "mm")) for one in TRACE.operations)
+)
+
 
 def tensor_bytes(trace: Trace) -> int:
     """Sum all tensors at the fullest moment of a step."""
@@ -320,7 +324,7 @@ def test_workspaces_are_allocated_as_torch_counts_it() -> None:
     memory, card = step_memory(trace), gpu("T4")
     assert memory is not None
     image = 64 * 16 * 64 * 64 * 4
-    tensors = memory.persistent_bytes + memory.temporary_bytes + 2 * CUBLAS_WORKSPACE_BYTES
+    tensors = memory.persistent_bytes + memory.temporary_bytes
     # Tensors peak in the forward pass: batch and output. The gradient of a sum has no storage of its own, so the
     # backward pass holds the batch and two copies.
     assert memory.allocated_on(card) - tensors == pytest.approx(image, rel=0.01)
@@ -380,14 +384,17 @@ def test_memory_without_outputs_is_unknown() -> None:
 
 def test_a_workspace_a_thread_that_computes() -> None:
     # 2 x 4096 + 8 x 16 KiB, once for the forward pass and once for autograd's thread; 8 x 4096 KiB on Hopper.
-    memory = step_memory(TRACE)
+    memory = step_memory(PRODUCTS)
     assert memory is not None
-    tensors = tensor_bytes(TRACE) + memory.slack_bytes
+    tensors = tensor_bytes(PRODUCTS) + memory.slack_bytes
     assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
     assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
-    forward = step_memory(replace(TRACE, operations=TRACE.operations[:2]))
+    forward = step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))
     assert forward is not None
     assert forward.cublas_handles == 1
+    without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
+    assert without_products is not None
+    assert without_products.cublas_handles == 0
 
 
 @pytest.mark.parametrize(
