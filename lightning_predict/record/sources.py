@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -58,30 +58,23 @@ def step_of_source(
     source: str,
     options: ModelOptions = NO_OPTIONS,
     *,
-    image_size: int | None = None,
-    frames: int | None = None,
-    lora_targets: str | Sequence[str] | None = None,
-    holds_output: bool = False,
     save_to: str | os.PathLike[str] | None = None,
+    **more: Any,
 ) -> SourceStep:
     """Return the step of a recorded file, of an example (`example:gpt2`), or of a model by its name.
 
     Args:
         source: A trace, a profile of `torch.profiler`, `example:NAME`, or a model as for `step_of`.
         options: Options for a model by name.
-        image_size: Height and width of images, for a model by name.
-        frames: Number of frames of a video, for a model by name.
-        lora_targets: Layers that LoRA adapts, for a model by name.
-        holds_output: Whether the loop keeps the output of a model by name.
         save_to: File to write the step to; None writes none.
+        more: Further options for a model by name, as for `step_of`.
 
     Raises:
         InvalidArgumentError: The model or an option is unknown, or an option has no effect.
         LightningPredictError: The file cannot be read, or the step cannot be recorded.
         OSError: There is no such file.
     """
-    own = asdict(options) | {"image_size": image_size, "frames": frames}
-    own |= {"lora_targets": lora_targets, "holds_output": holds_output}
+    own = asdict(options) | more
     given = {name: value for name, value in own.items() if value is not None and value is not False}
     path = _recorded_file(source)
     if path is None:

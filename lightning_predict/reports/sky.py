@@ -27,29 +27,12 @@ from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
 CLOUDS: Final[Mapping[str, str]] = {
-    "aws": "aws",
-    "azure": "azure",
-    "cudo": "cudo",
-    "do": "do",
-    "fluidstack": "fluidstack",
-    "gcp": "gcp",
-    "hyperbolic": "hyperbolic",
-    "ibm": "ibm",
-    "lambda": "lambda",
-    "mithril": "mithril",
-    "nebius": "nebius",
-    "oci": "oci",
-    "oracle cloud": "oci",
-    "paperspace": "paperspace",
-    "primeintellect": "primeintellect",
-    "runpod": "runpod",
-    "scp": "scp",
-    "seeweb": "seeweb",
-    "shadeform": "shadeform",
-    "vast": "vast",
-    "verda": "verda",
-    "yotta": "yotta",
-}
+    name: name
+    for name in (
+        "aws azure cudo do fluidstack gcp hyperbolic ibm lambda mithril nebius oci paperspace primeintellect runpod "
+        "scp seeweb shadeform vast verda yotta"
+    ).split()
+} | {"oracle cloud": "oci"}
 """SkyPilot's cloud name (SkyPilot 0.14) by provider name in lower case."""
 
 ACCELERATORS: Final[Mapping[str, str]] = {

@@ -26,23 +26,7 @@ RECIPES: Final[Mapping[str, str]] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Settings of a named step.
-
-    Attributes:
-        batch_size: Number of samples per step.
-        length: Number of tokens per sequence; None if the model reads no text, or has a fixed length.
-        image_size: Height and width of images in pixels; None for the model's default.
-        frames: Number of frames of a video; None for the default of the model's pipeline.
-        precision: Lightning's name of a precision; None for `bf16-mixed`, or `bf16-true` with LoRA.
-        lora: Rank of LoRA's adapters; None trains all parameters.
-        lora_targets: Names of the adapted layers, as a list or separated by commas, or `all-linear`; None for the usual
-            ones.
-        quantization: One of `QUANTIZATIONS`: bitsandbytes' linear layers in 4 bits (`double`: scales in 8 bits). Needs
-            `lora`, as layers in 4 bits are not trained.
-        checkpointing: Whether to use the library's gradient checkpointing.
-        optimizer: One of `STEP_OPTIMIZERS`.
-        holds_output: Whether the loop keeps the model's output until the next one.
-        recipe: Names of `RECIPES`, separated by commas.
+    """Settings of a named step, as `step_of` describes them.
 
     Raises:
         InvalidArgumentError: A value is out of range, or unknown.
