@@ -178,9 +178,6 @@ def interval_of_sum(
     times: Interval[_Array],
     families: Sequence[str],
     shapes: Sequence[Hashable],
-    correlation: float | None = None,
-    *,
-    within: float | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
@@ -188,11 +185,7 @@ def interval_of_sum(
         times: Times of the items of work, (gpus, items).
         families: Family of each item. The networks of a family have the same bias.
         shapes: Shape of each item. Items with the same shape have the same error.
-        correlation: Correlation between families, from 0 (independent) to 1; None for `FAMILY_CORRELATION`.
-        within: Correlation between the shapes of one family; None for `SHAPE_CORRELATION`.
     """
-    between = FAMILY_CORRELATION if correlation is None else correlation
-    inside = SHAPE_CORRELATION if within is None else within
     numbers: dict[tuple[str, Hashable], int] = {}
     owners = np.array(
         [numbers.setdefault(key, len(numbers)) for key in zip(families, shapes, strict=True)], dtype=np.intp
@@ -203,8 +196,8 @@ def interval_of_sum(
     def half_width(own: _Array) -> _Array:
         """Combine half-widths of items, (gpus, items), to the half-width of their sum, (gpus,)."""
         by_shape = summed_by_owner(own, owners, len(numbers))
-        by_family = partly_shared(by_shape, family_of, len(every), inside)
-        return partly_shared(by_family, np.zeros(len(every), dtype=np.intp), 1, between)[:, 0]
+        by_family = partly_shared(by_shape, family_of, len(every), SHAPE_CORRELATION)
+        return partly_shared(by_family, np.zeros(len(every), dtype=np.intp), 1, FAMILY_CORRELATION)[:, 0]
 
     device = times.middle.sum(axis=1)
     return device - half_width(times.middle - times.low), device + half_width(times.high - times.middle)
@@ -301,7 +294,6 @@ def device_ends(
     *,
     is_validated: _BoolArray,
     is_fused: bool = False,
-    correlation: float | None = None,
 ) -> tuple[_Array, _Array]:
     """Return the ends of the device time of a step, relative to the middle, each (gpus,).
 
@@ -312,10 +304,9 @@ def device_ends(
         spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
         is_validated: Whether predictions for the GPU's vendor were compared with measurements.
         is_fused: Whether a compiler or a library fuses operations of the step.
-        correlation: Correlation between families; None for `FAMILY_CORRELATION`.
     """
     device = times.middle.sum(axis=1)
-    low, high = interval_of_sum(times, families, shapes, correlation)
+    low, high = interval_of_sum(times, families, shapes)
     is_known = device > 0
     least = np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD)
     most = np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD)

@@ -23,13 +23,11 @@ _BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dens
 _JOINS: Final = ("aten::stack", "aten::cat")
 
 
-def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Trace:
+def with_fused_tables(trace: Trace) -> Trace:
     """Return the step with one fused lookup and update for all tables, and a fused interaction if the step has one.
 
     Args:
         trace: A step with embedding bags, recorded with data flow.
-        has_sparse_gradients: Whether to fuse only the lookups. Sparse gradients are then written, scaled by the
-            learning rate and added to the table, as `torch.optim.SGD` does.
     """
     operations = list(trace.operations)
     bags = [operation for operation in operations if operation.name == BAG]
@@ -42,13 +40,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
             gradient, indices = one.inputs[:2]
             shape = (int(one.arguments["num_weights"]), gradient.shape[-1])
             updates += [TensorInfo(shape, gradient.dtype), gradient, indices]
-            fused[place] = Operation(
-                name=UPDATES,
-                phase="backward",
-                inputs=tuple(updates),
-                outputs=(),
-                arguments={"sparse": has_sparse_gradients},
-            )
+            fused[place] = Operation(name=UPDATES, phase="backward", inputs=tuple(updates))
             dropped.add(place)
         elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
             dropped.add(place)  # processes the gradient of a table, which no longer exists

@@ -58,7 +58,6 @@ def energy(
     busy_share: float,
     num_gpus: int = 1,
     grid_grams_per_kwh: float | None = None,
-    idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy:
     """Estimate the energy that GPUs use in a given time.
@@ -69,7 +68,6 @@ def energy(
         busy_share: Share of the time in which the GPU computes, in [0, 1].
         num_gpus: Number of GPUs.
         grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
-        idle_share: Power of a waiting GPU, as a share of its power limit, in [0, 1].
         overhead: Factor for the rest of the machine and its cooling (including the PUE); at least 1.
 
     Raises:
@@ -77,12 +75,11 @@ def energy(
     """
     _check("seconds", seconds, 0, math.inf)
     _check("busy_share", busy_share, 0, 1)
-    _check("idle_share", idle_share, 0, 1)
     _check("overhead", overhead, 1, math.inf)
     _check("num_gpus", num_gpus, 1, math.inf)
     if grid_grams_per_kwh is not None:
         _check("grid_grams_per_kwh", grid_grams_per_kwh, 0, math.inf)
-    watts = gpu.power_watts * (busy_share + idle_share * (1 - busy_share)) * overhead
+    watts = gpu.power_watts * (busy_share + IDLE_SHARE * (1 - busy_share)) * overhead
     kilowatt_hours = watts_to_kilowatts(watts) * seconds_to_hours(seconds) * num_gpus
     return Energy(
         gpu=gpu.name,

@@ -39,7 +39,6 @@ from lightning_predict.layouts.overlap import (
     OVERLAP_COSTS,
     Ends,
     Links,
-    OverlapCosts,
     OverlappedStep,
     StepSplitter,
 )
@@ -106,8 +105,6 @@ class MultiGpuStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
-        *,
-        overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> StepPrediction:
         """Return the step on a layout.
 
@@ -117,7 +114,6 @@ class MultiGpuStep:
             row: Row of the GPU model.
             strategy: Parallel strategy.
             interconnect: Known properties of the links.
-            overlap_costs: Costs of distributed training in addition to isolated collectives.
         """
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
@@ -125,11 +121,11 @@ class MultiGpuStep:
         named, layout = layout, in_domains(layout)
         step = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
         if not strategy.runs_whole_model:
-            shared = self._divided(layout, step, row, strategy, interconnect, overlap_costs)
+            shared = self._divided(layout, step, row, strategy, interconnect)
             return replace(shared, gpu=named.name)
-        overlapped = self.overlapped(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
+        overlapped = self.overlapped(layout, step, row, strategy, interconnect)
         replicas = strategy.replicas(layout)
-        low, middle, high = overlap_costs.seconds(overlapped, layout, replicas=replicas, spread=STRAGGLER_WAIT)
+        low, middle, high = OVERLAP_COSTS.seconds(overlapped, layout, replicas=replicas, spread=STRAGGLER_WAIT)
         added = float(middle - step.seconds)
         verdict = step.verdict
         if verdict is not None:
@@ -153,12 +149,10 @@ class MultiGpuStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
-        *,
-        overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> OverlappedStep:
         """Schedule the segments and collectives of a step whose work is not divided; arguments as in `on_layout`."""
         strategy.replicas(layout)
-        links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
+        links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
         splitter = StepSplitter(self.simulated, row, ends_on_each_gpu(step) / self.simulated.seconds[row])
         return overlap_with_collectives(self.trace, self.work, splitter, links, strategy)
 
@@ -172,11 +166,11 @@ class MultiGpuStep:
             self._models_of_blocks[needs_blocks] = split_model(self.trace, needs_blocks=needs_blocks)
         return self._models_of_blocks[needs_blocks]
 
-    def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
+    def host(self, strategy: Strategy) -> HostModel:
         """Return the host model of each GPU. A framework that splits the step over GPUs makes the host slower."""
         if strategy.runs_whole_model or self.trace.has_measured_kernels:
             return self._host
-        return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
+        return replace(self._host, factor=self._host.factor * OVERLAP_COSTS.framework_host)
 
     def _stages_of(self, strategy: Strategy, host: HostModel) -> tuple[Stage, ...]:
         key = (_of_stages(strategy), host.factor)
@@ -204,11 +198,10 @@ class MultiGpuStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect,
-        overlap_costs: OverlapCosts,
     ) -> StepPrediction:
         """Return the step under a strategy that divides the work of a step."""
         whole = Links(layout, interconnect)
-        host = self.host(strategy, overlap_costs)
+        host = self.host(strategy)
         device_factors = ends_on_each_gpu(step) / self.simulated.seconds[row]
         paces = [
             stage_times(stage, whole, strategy, row, stage_factors(stage, row, device_factors, host))
@@ -216,7 +209,7 @@ class MultiGpuStep:
         ]
         pace = greatest(paces, lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
-        whole = replace(whole, slowdown=overlap_costs.slowdown_on(layout))  # during computation
+        whole = replace(whole, slowdown=OVERLAP_COSTS.slowdown_on(layout))  # during computation
         links, experts = data_group(whole, strategy), expert_data_group(whole, strategy)
         together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
         splitter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
@@ -235,7 +228,7 @@ class MultiGpuStep:
             before = [micro_batch] * (pace.stage.micro_batches - 1)
         last = overlap_with_collectives(trace, pace.stage.work, splitter, links, strategy, experts)
         overlapped = pace.repeated(last, schedule_length, before=before, together=together)
-        seconds = overlap_costs.seconds(overlapped, layout, replicas=layout.count, spread=STRAGGLER_WAIT)
+        seconds = OVERLAP_COSTS.seconds(overlapped, layout, replicas=layout.count, spread=STRAGGLER_WAIT)
         return model_parallel_step(step, self.work, self.simulated, pace, schedule_length, layout, seconds, overlapped)
 
 

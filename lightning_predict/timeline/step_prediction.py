@@ -38,7 +38,6 @@ from lightning_predict.timeline.simulation import SimulatedTimeline, host_operat
 from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
 from lightning_predict.uncertainty import (
     UNCALIBRATED,
-    StepSpread,
     bundled_spread,
     device_ends,
     ends_of_measured,
@@ -169,8 +168,6 @@ def predict_steps(
     origin: Gpu | None = None,
     host: Host = UNKNOWN_HOST,
     is_host_measured: bool = False,
-    correlation: float | None = None,
-    spread: StepSpread | None = None,
 ) -> tuple[StepPrediction, ...]:
     """Predict the step on each GPU from the predicted times of the trace's work.
 
@@ -181,24 +178,13 @@ def predict_steps(
         origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
         host: Assumptions about the host of the GPUs.
         is_host_measured: Whether the host factor comes from a measured host-bound step, and is not an assumption.
-        correlation: Correlation between families of operations, from 0 to 1; None for `FAMILY_CORRELATION`.
-        spread: Scatter of whole steps around predictions from shapes only; None uses the bundled spread. The spread
-            does not apply to steps with measured kernels, because shared errors cancel in ratios.
     """
     found: dict[int, StepPrediction] = {}
     hosts = [host if is_host_measured else usual_host(host, one) for one in gpus]
     for kind in dict.fromkeys(hosts):
         rows = [row for row, one in enumerate(hosts) if one == kind]
         some = (timed.on(rows), [gpus[row] for row in rows]) if len(rows) < len(gpus) else (timed, gpus)
-        steps = _with_host(
-            trace,
-            *some,
-            origin=origin,
-            host=kind,
-            is_host_measured=is_host_measured,
-            correlation=correlation,
-            spread=spread,
-        )
+        steps = _with_host(trace, *some, origin=origin, host=kind, is_host_measured=is_host_measured)
         found |= dict(zip(rows, steps, strict=True))
     return tuple(found[row] for row in range(len(gpus)))
 
@@ -211,8 +197,6 @@ def _with_host(
     origin: Gpu | None,
     host: Host,
     is_host_measured: bool,
-    correlation: float | None,
-    spread: StepSpread | None,
 ) -> tuple[StepPrediction, ...]:
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:
@@ -231,7 +215,7 @@ def _with_host(
         python=python,
         has_stacks=trace.has_python_stacks,
     )
-    low, high = _ends(trace, timed, gpus, own, middle, doubted, correlation=correlation, spread=spread)
+    low, high = _ends(trace, timed, gpus, own, middle, doubted)
     device = [float(busy) for busy in middle.active_with_gaps_seconds]
     doubtful = [
         own.is_host_assumed and clearly_less(doubted[0], busy) and clearly_less(busy, doubted[1]) for busy in device
@@ -276,12 +260,10 @@ def _ends(
     own: StepCalibration,
     middle: SimulatedTimeline,
     launched: tuple[float, float],
-    *,
-    correlation: float | None,
-    spread: StepSpread | None,
 ) -> tuple[Array, Array]:
     """Return the ends of the step's interval, each (gpus,)."""
-    shared = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
+    # The errors that whole steps share cancel in ratios of measured kernels.
+    shared = UNCALIBRATED if trace.has_measured_kernels else bundled_spread()
     least, most = device_ends(
         timed.interval,
         timed.families,
@@ -289,7 +271,6 @@ def _ends(
         shared,
         is_validated=np.array([gpu.vendor == NVIDIA for gpu in gpus], dtype=np.bool_),
         is_fused=trace.compiled or FUSED in {operation.name for operation in trace.operations},
-        correlation=correlation,
     )
     device = middle.active_with_gaps_seconds
     slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)

@@ -26,9 +26,7 @@ HOST_PROCESS: Final = 0
 DEVICE_PROCESS: Final = 1
 
 
-def chrome_trace(
-    trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
-) -> dict[str, Any]:
+def chrome_trace(trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None) -> dict[str, Any]:
     """Return the timeline of an isolated step, at whose start the device is idle, in the Trace Event format.
 
     Args:
@@ -36,9 +34,8 @@ def chrome_trace(
         target: GPU to predict.
         origin: GPU on which the trace was recorded, if known.
         models: Trained models; None uses rooflines.
-        method: How kernels are predicted: `auto`, `mlp` or `wave`.
     """
-    timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
+    timed = predict_work_times(trace, [target], origin=origin, models=models)
     own = calibrate_step(trace, timed, origin, usual_host(UNKNOWN_HOST, target))
     work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)
     host = own.host

@@ -17,7 +17,6 @@ from urllib.parse import urljoin, urlsplit
 
 from lightning_predict.base.errors import (
     InvalidArgumentError,
-    LightningPredictError,
     WeightsDownloadError,
     WeightsHashError,
 )
@@ -60,8 +59,6 @@ class Download:
         address: Address of the folder.
         seconds: Time limit for all downloads together.
         allow_http: Whether to follow redirects to unencrypted addresses of other machines.
-        error: Exception class for failed downloads.
-        remedy: Advice to the user, appended to error messages.
         clock: Function that returns the current time in seconds.
     """
 
@@ -71,14 +68,10 @@ class Download:
         *,
         seconds: float,
         allow_http: bool = False,
-        error: type[LightningPredictError] = WeightsDownloadError,
-        remedy: str = REMEDY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
         self._allow_http = allow_http
-        self._error = error
-        self._remedy = remedy
         self._seconds = seconds
         self._clock = clock
         self._end = clock() + seconds
@@ -115,7 +108,7 @@ class Download:
         A failed download is retried, at most `ATTEMPTS` times in total, until the deadline.
 
         Raises:
-            LightningPredictError: The download failed, or the file has more than `limit` bytes; raised as `error`.
+            WeightsDownloadError: The download failed, or the file has more than `limit` bytes.
         """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
@@ -139,7 +132,7 @@ class Download:
             except Exception as error:  # libraries raise many types
                 reason = _reason(error)
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        raise self._error(f"Could not download {self._address.shown}/{name} in {tries}: {reason}. {self._remedy}")
+        raise WeightsDownloadError(f"Could not download {self._address.shown}/{name} in {tries}: {reason}. {REMEDY}")
 
     def _left(self) -> float:
         return self._end - self._clock()

@@ -64,12 +64,12 @@ def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(s
     assert [shape.dims[:4] for shape in shapes[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
 
 
-def test_fused_tables_are_faster_and_sparse_gradients_cost_some_of_it(step: Trace) -> None:
-    plain, fused, sparse = (
+def test_fused_tables_are_faster(step: Trace) -> None:
+    plain, fused = (
         lp.predict(one, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"].device_seconds
-        for one in (step, with_fused_tables(step), with_fused_tables(step, has_sparse_gradients=True))
+        for one in (step, with_fused_tables(step))
     )
-    assert fused < sparse < plain
+    assert fused < plain
 
 
 def test_fused_tables_need_several_tables(step: Trace) -> None:

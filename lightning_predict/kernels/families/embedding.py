@@ -345,10 +345,7 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, .
 
 @translates(UPDATES)
 def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate the table, bag gradients and indices of each table. Rows are updated in place.
-
-    Sparse gradients are written first, and read and written once more for the learning rate.
-    """
+    """Translate the table, bag gradients and indices of each table. Rows are updated in place."""
     if len(operation.inputs) % 3:
         return None
     shapes = []
@@ -359,9 +356,6 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
             continue
         dims = (bags, max(indices.elements / bags, 1.0), *table.shape, operation.arguments.get(ZIPF, 0.0))
         shapes.append(OperationShape("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
-        if operation.arguments.get("sparse"):
-            values = float(indices.elements * gradient.size_bytes / bags)
-            shapes.append(OperationShape("transfer", "float32", (2 * values, 2 * values, 0.0)))
     return tuple(shapes)
 
 

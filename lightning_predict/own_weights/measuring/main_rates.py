@@ -26,7 +26,7 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.own_rates import gpu_with_rates
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import LARGE_SIDE
-from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.roofline import REDUCED, has_units, sustained_flops
 from lightning_predict.kernels.timing import predict_operation_times
@@ -153,22 +153,18 @@ def largest_rows(gpu: Gpu) -> int:
     return min(ELEMENTS, most) // COLUMNS
 
 
-def equivalent_bandwidth(
-    gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]], models: BundledModels | None = None
-) -> float:
+def equivalent_bandwidth(gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]]) -> float:
     """Return the data sheet bandwidth for which the models predict the times of memory-bound float32 operations.
 
     Args:
         gpu: The GPU, with its data sheet values.
         timed: Operation, shape parameters and seconds of each measurement.
-        models: Models that predict the times; None uses the shipped models.
 
     Returns:
         Bandwidth in bytes/s: the data sheet's bandwidth times the geometric mean of predicted over measured times.
     """
     known = [(OperationShape(name, "float32", tuple(words.values())), seconds) for name, words, seconds in timed]
-    own = kernel_models((gpu.name,)) if models is None else models
-    predicted = predict_operation_times([shape for shape, _ in known], [gpu], own).seconds[0]
+    predicted = predict_operation_times([shape for shape, _ in known], [gpu], kernel_models((gpu.name,))).seconds[0]
     ratios = [math.log(told / seconds) for told, (_, seconds) in zip(predicted, known, strict=True)]
     return gpu.dram_bytes_per_second * math.exp(math.fsum(ratios) / len(ratios))
 
