@@ -89,8 +89,8 @@ def show_batch_sizes(found: Sequence[LargestBatch], trainer: Trainer, *, with_ta
         ),
         markdown="\n".join(f"- {line}" for line in lines),
     )
-    refusals = (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=logger_step(trainer)))
-    for refusal in refusals:
+    step = logger_step(trainer)
+    for refusal in (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=step)):
         warn(refusal)
 
 

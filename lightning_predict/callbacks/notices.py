@@ -52,10 +52,9 @@ def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) ->
     if not trainer.is_global_zero:
         return
     title, level = f"CostBudget {event}", "ERROR" if event == "exceeded" else "WARN"
-    boards: list[Any] = [
-        one for one in trainer.loggers if "WandbLogger" in {base.__name__ for base in type(one).__mro__}
-    ]
-    for board in boards:
+    for board in trainer.loggers:
+        if "WandbLogger" not in {base.__name__ for base in type(board).__mro__}:
+            continue
         alert = partial(_alert, board, title, reason, level)
         try:
             run_unless_hanging(wait_seconds(trainer, FILE_SECONDS), type(board).__name__, alert)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
@@ -23,7 +24,7 @@ from lightning_predict.base.guard import log_exceptions, log_warning
 from lightning_predict.base.interval import Interval
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.observe.forecast import ForecastInputs
-from lightning_predict.observe.memory_risks import MemoryFacts, longest_sequence, recorded_length
+from lightning_predict.observe.memory_risks import MemoryFacts
 from lightning_predict.observe.meters import BudgetArguments, Terms
 from lightning_predict.observe.rank_agreement import TIMEOUT_SHARE, WAIT_SECONDS
 from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
@@ -250,12 +251,8 @@ class TransformersLoop(WatchedLoop):
 
     def memory_facts(self, trace: Trace) -> MemoryFacts:
         """Return the properties of later parts of the run (validation, longer batches) that may need more memory."""
-        length = recorded_length(trace)
-        return MemoryFacts(
-            validation_samples=self._args.per_device_eval_batch_size if self._evaluates else None,
-            length=length,
-            longest=None if length is None else longest_sequence(self.loader),
-        )
+        samples = self._args.per_device_eval_batch_size if self._evaluates else None
+        return replace(super().memory_facts(trace), validation_samples=samples)
 
     def notes(self, work: Workload) -> tuple[str, ...]:
         """Return a note that totals omit evaluations, if the length of an evaluation is not known yet."""

@@ -228,8 +228,8 @@ def send_values(
     """
     for logger in loggers:
         send = next((SENDERS[name] for name in SENDERS.keys() & _classes(logger)), _log_metrics)
-        found = values(getattr(logger, "group_separator", "/"))
-        yield logger, next(iter(_refused(logger, what, send, found, step)), None)
+        refusals = _refused(logger, what, send, values(getattr(logger, "group_separator", "/")), step)
+        yield logger, refusals[0] if refusals else None
 
 
 def _log_metrics(logger: Logger, values: Mapping[str, float], step: int) -> None:

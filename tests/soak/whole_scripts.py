@@ -1,4 +1,4 @@
-"""Run 20 short scripts with and without our callbacks, each in a process of its own, and compare end and weights.
+"""Run short scripts with and without our callbacks, each in a process of its own, and compare end and weights.
 
     python -m tests.soak.whole_scripts [--only WORD]
 
@@ -266,6 +266,43 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     trainer = SMALL.trainer(folder, max_epochs=2, callbacks=ours(), strategy="ddp_spawn")
     trainer.fit(model, SMALL.loader(BATCHES))
     return [model]
+
+
+class Drawing(dict[str, torch.Tensor]):
+    """A batch that draws a random number whenever its attributes are read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        torch.rand(1)
+        return super().__getattribute__(name)
+
+
+@script("batches that draw a random number when they are read")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model = SMALL.model()
+    step = model.training_step
+    model.transfer_batch_to_device = lambda batch, device, number: batch
+    model.training_step = lambda batch, batch_idx: step(dict.__getitem__(batch, "rows"), batch_idx)
+    loader = DataLoader(Rows(BATCHES), batch_size=BATCH_SIZE, collate_fn=lambda rows: Drawing(rows=torch.stack(rows)))
+    return modules_of(fit(folder, ours(), model=model, loader=loader))
+
+
+@script("another error, and an interrupt, while an error is handled")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    def fail(_: Any) -> None:
+        raise ValueError("the first")
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    return modules_of(
+        fit(folder, [acting("on_train_batch_end", fail), *ours(), acting("on_exception", interrupt, at=1)])
+    )
+
+
+@script("a clock that stands still")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    with mock.patch("time.perf_counter", return_value=5.0), mock.patch("time.monotonic", return_value=5.0):
+        return modules_of(fit(folder, ours()))
 
 
 def main_of_process(folder: Path, name: str, how: str) -> None:
