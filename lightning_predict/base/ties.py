@@ -68,12 +68,8 @@ def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = 
     pairs.sort(key=lambda pair: pair[0], reverse=reverse)
     groups: list[list[tuple[float, int, T]]] = []
     for pair in pairs:
-        if groups and _ties(groups[-1][0][0], pair[0]):
+        if groups and not clearly_less(groups[-1][0][0], pair[0]) and not clearly_less(pair[0], groups[-1][0][0]):
             groups[-1].append(pair)
         else:
             groups.append([pair])
     return [item for group in groups for _, _, item in sorted(group, key=lambda pair: pair[1])]
-
-
-def _ties(value: float, other: float) -> bool:
-    return not clearly_less(value, other) and not clearly_less(other, value)

@@ -65,18 +65,6 @@ class Price:
         return days if days > self.fresh_days else None
 
 
-def _step_seconds(one: PredictionFields) -> float:
-    return one.iteration_seconds if one.measured_seconds is None else one.measured_seconds
-
-
-def _loader_share(one: PredictionFields) -> float:
-    return 1 - one.iteration_seconds / one.cycle_seconds if one.cycle_seconds > 0 else 0.0
-
-
-def _cycle(one: PredictionFields) -> Interval[float]:
-    return one.iteration.added(one.cycle_seconds - one.iteration_seconds)
-
-
 def _samples_per_second(one: PredictionFields) -> float | None:
     samples = one.run.samples_per_iteration
     return None if samples is None else samples / one.step_seconds
@@ -128,7 +116,11 @@ class PredictionFields:
 
     gpu = Field[str]("layout.name", "Catalogue name of the GPU or layout.", title="GPU", on_machine=True)
     step_seconds = Field[float](
-        _step_seconds, "Seconds of a step, as measured if it was.", "s", title="step", on_machine=True
+        lambda one: one.iteration_seconds if one.measured_seconds is None else one.measured_seconds,
+        "Seconds of a step, as measured if it was.",
+        "s",
+        title="step",
+        on_machine=True,
     )
     iteration_seconds = Field[float]("step.seconds", "Seconds of one training step.", "s", log="iteration_ms")
     iteration_seconds_low = Field[float](
@@ -224,7 +216,10 @@ class PredictionFields:
         "Whether the validation time is estimated from the forward share of a training step.",
     )
     cycle = Field[Interval[float]](
-        _cycle, "Seconds of a step and its wait for the loader, with a 90 % interval.", "s", in_json=False
+        lambda one: one.iteration.added(one.cycle_seconds - one.iteration_seconds),
+        "Seconds of a step and its wait for the loader, with a 90 % interval.",
+        "s",
+        in_json=False,
     )
     epoch_seconds = Field[float | None]("run.epoch_seconds", "Training time of one epoch.", "s")
     loader_seconds = Field[float](
@@ -232,7 +227,11 @@ class PredictionFields:
         "Loader time for the batches of a step; it bounds the step if it is longer than the step.",
         "s",
     )
-    loader_share = Field[float](_loader_share, "Share of the time spent waiting for the loader.", "share")
+    loader_share = Field[float](
+        lambda one: 1 - one.iteration_seconds / one.cycle_seconds if one.cycle_seconds > 0 else 0.0,
+        "Share of the time spent waiting for the loader.",
+        "share",
+    )
     checkpoint_seconds = Field[float | None](
         "run.checkpoint_seconds", "Part of `remaining_seconds` spent on writing checkpoints.", "s"
     )

@@ -543,9 +543,10 @@ def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexAr
     number = {key: index for index, key in enumerate(distinct)}
     numbers = np.array([number[id(network)] for network in networks], dtype=np.intp)[owners]  # (rows,)
     blocks = [
-        (network, block)
+        (network, own[start : start + BLOCK_ROWS])
         for index, network in enumerate(distinct.values())
-        for block in _blocks(np.flatnonzero(numbers == index))
+        for own in [np.flatnonzero(numbers == index)]
+        for start in range(0, len(own), BLOCK_ROWS)
     ]
     result = np.empty(len(rows))
 
@@ -560,10 +561,6 @@ def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexAr
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fill, blocks))
     return result
-
-
-def _blocks(rows: IndexArray) -> list[IndexArray]:
-    return [rows[start : start + BLOCK_ROWS] for start in range(0, len(rows), BLOCK_ROWS)]
 
 
 def _log_utilisation(network: NetworkWeights, rows: Float32Array) -> Array:

@@ -93,22 +93,6 @@ Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
 call."""
 
 
-def _as_it_is(batch: ShapeBatch) -> ShapeBatch:
-    return batch
-
-
-def _by_data_sheet(gpu: Gpu) -> Gpu:
-    return gpu
-
-
-def _no_uncertainty(_gpu: Gpu, _dtype: str) -> float:
-    return 0.0
-
-
-def _no_upper_factor(batch: ShapeBatch) -> Array:
-    return np.ones(len(batch))
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
@@ -130,10 +114,10 @@ class NetworkSpec:
     dtypes: tuple[str, ...]
     describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]
     floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
-    built_for: Callable[[ShapeBatch], ShapeBatch] = _as_it_is
-    upper_interval_factor: Callable[[ShapeBatch], Array] = _no_upper_factor
-    unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
-    log_uncertainty: Callable[[Gpu, str], float] = _no_uncertainty
+    built_for: Callable[[ShapeBatch], ShapeBatch] = lambda batch: batch
+    upper_interval_factor: Callable[[ShapeBatch], Array] = lambda batch: np.ones(len(batch))
+    unmeasured: Callable[[Gpu], Gpu] = lambda gpu: gpu
+    log_uncertainty: Callable[[Gpu, str], float] = lambda _gpu, _dtype: 0.0
 
     def least_seconds(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return the seconds of `floor`, shape (gpus, shapes)."""
@@ -179,10 +163,6 @@ class Alternative:
     bounds_networks: bool = False
 
 
-def _every_shape(_shape: OperationShape) -> bool:
-    return True
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
@@ -194,7 +174,7 @@ class Formula:
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
-    supports: Callable[[OperationShape], bool] = _every_shape
+    supports: Callable[[OperationShape], bool] = lambda _: True
 
 
 @final
@@ -224,10 +204,6 @@ class RooflineEfficiency:
 
 Estimator = NetworkSpec | Formula | Surrogate | Alternative | RooflineEfficiency
 _Kind = TypeVar("_Kind", bound=Estimator)
-
-
-def _nothing(c: Columns) -> Array:
-    return np.zeros_like(next(iter(c.values())))
 
 
 @final
@@ -262,7 +238,7 @@ class OperationSpec:
     units: Literal["tensor", "vector", "link", "fabric"]
     flops: Callable[[Columns], Array]
     reads: Callable[[Columns], Array]
-    writes: Callable[[Columns], Array] = _nothing
+    writes: Callable[[Columns], Array] = lambda c: np.zeros_like(next(iter(c.values())))
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     minimum_flops: Callable[[Columns], Array] | None = None

@@ -206,7 +206,7 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
     share = lanes_share if dtype == "float32" else TENSOR_SHARE
     if gpu.overclock > 1:
         share *= OVERCLOCKED_SHARE
-    return gpu.peak_flops_per_second[dtype] * gpu.overclock * share * _share_of_power(gpu, dtype)
+    return gpu.peak_flops_per_second[dtype] * gpu.overclock * share / math.hypot(1.0, _drawn_power(gpu, dtype))
 
 
 def sustained_rate_uncertainty(gpu: Gpu, dtype: str) -> float:
@@ -244,11 +244,6 @@ def with_sustained_peaks(gpu: Gpu) -> Gpu:
     }
     # The new peaks already include the sustained clock, so the base clock must not count again.
     return replace(gpu, peak_flops_per_second=peaks, base_clock_hz=gpu.boost_clock_hz)
-
-
-def _share_of_power(gpu: Gpu, dtype: str) -> float:
-    """Return the share of the rate that the power limit allows."""
-    return 1 / math.hypot(1.0, _drawn_power(gpu, dtype))
 
 
 def _drawn_power(gpu: Gpu, dtype: str) -> float:

@@ -510,10 +510,6 @@ def _alternative(shape: OperationShape) -> tuple[Alternative, OperationShape] | 
     return None
 
 
-def _has_alternative(_asked: OperationShape, computed: OperationShape, models: KernelModels | None) -> bool:
-    return models is not None and _alternative(computed) is not None
-
-
 def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Use the time of another algorithm if it is an upper bound, or if a network without measurements is slower.
 
@@ -540,14 +536,6 @@ def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> Oper
     return OperationTimes(interval, shares, np.where(faster, other.extrapolated_share, times.extrapolated_share))
 
 
-def _has_floor(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    return operation_spec(computed.operation).latency is not None
-
-
-def _clamp_to_latency(times: OperationTimes, request: TimingRequest) -> OperationTimes:
-    return _raised(times, minimum_latencies(request.computed, request.gpus), request)
-
-
 def _raised(times: OperationTimes, floor: Array, request: TimingRequest) -> OperationTimes:
     """Raise times to a lower bound from instructions or latency (`roofline.minimum_latencies`)."""
     binds = clearly_less(times.seconds, floor)  # (gpus, shapes)
@@ -562,10 +550,6 @@ def _raised(times: OperationTimes, floor: Array, request: TimingRequest) -> Oper
     return OperationTimes(interval, shares, np.where(binds, 0.0, times.extrapolated_share))
 
 
-def _convolves(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    return computed.operation.startswith("conv")
-
-
 def _clamp_to_matmuls_without_winograd(times: OperationTimes, request: TimingRequest) -> OperationTimes:
     """Raise convolutions to the time of all their matmuls at the sustained rate, on chips without Winograd kernels."""
     before = np.array([not gpu.generation.has_winograd for gpu in request.gpus])
@@ -577,10 +561,6 @@ def _clamp_to_matmuls_without_winograd(times: OperationTimes, request: TimingReq
     ]
     least = np.where(before[:, None], _rooflines(request.computed, lasting), 0.0)
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
-
-
-def _is_emulated(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
-    return computed != asked and asked.dtype != "tf32"
 
 
 def _clamp_to_emulated_rate(times: OperationTimes, request: TimingRequest) -> OperationTimes:
@@ -597,10 +577,6 @@ def _clamp_to_emulated_rate(times: OperationTimes, request: TimingRequest) -> Op
     rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(request.requested, request.gpus), 0.0)
     seconds = np.maximum(times.seconds, rates)
     return replace(times, interval=Interval(interval.low, seconds, np.maximum(interval.high, seconds)))
-
-
-def _may_be_measured(_asked: OperationShape, _computed: OperationShape, models: KernelModels | None) -> bool:
-    return models is not None
 
 
 def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> OperationTimes:
@@ -623,10 +599,6 @@ def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> Operat
         np.where(is_measured, middle * spread, times.interval.high),
     )
     return replace(times, interval=interval, extrapolated_share=np.where(is_measured, 0.0, times.extrapolated_share))
-
-
-def _always(_asked: OperationShape, _computed: OperationShape, _models: KernelModels | None) -> bool:
-    return True
 
 
 def _clamp_to_minimum_work(times: OperationTimes, request: TimingRequest) -> OperationTimes:
@@ -693,12 +665,30 @@ def _clamp_to_float32(times: OperationTimes, request: TimingRequest) -> Operatio
 
 
 BOUNDS: Final = (
-    TimeBound(name="another algorithm", applies_to=_has_alternative, clamp=_clamp_to_alternative),
-    TimeBound(name="instructions and waiting", applies_to=_has_floor, clamp=_clamp_to_latency),
-    TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_matmuls_without_winograd),
-    TimeBound(name="emulation", applies_to=_is_emulated, clamp=_clamp_to_emulated_rate),
-    TimeBound(name="own measurements", applies_to=_may_be_measured, clamp=_scaled_as_measured),
-    TimeBound(name="least work", applies_to=_always, clamp=_clamp_to_minimum_work),
+    TimeBound(
+        name="another algorithm",
+        applies_to=lambda _, computed, models: models is not None and _alternative(computed) is not None,
+        clamp=_clamp_to_alternative,
+    ),
+    TimeBound(
+        name="instructions and waiting",
+        applies_to=lambda _, computed, _models: operation_spec(computed.operation).latency is not None,
+        clamp=lambda times, own: _raised(times, minimum_latencies(own.computed, own.gpus), own),
+    ),
+    TimeBound(
+        name="all products",
+        applies_to=lambda _, computed, _models: computed.operation.startswith("conv"),
+        clamp=_clamp_to_matmuls_without_winograd,
+    ),
+    TimeBound(
+        name="emulation",
+        applies_to=lambda asked, computed, _: computed != asked and asked.dtype != "tf32",
+        clamp=_clamp_to_emulated_rate,
+    ),
+    TimeBound(
+        name="own measurements", applies_to=lambda _, _computed, models: models is not None, clamp=_scaled_as_measured
+    ),
+    TimeBound(name="least work", applies_to=lambda *_: True, clamp=_clamp_to_minimum_work),
     TimeBound(name="float32's kernels", applies_to=_float32_holds, clamp=_clamp_to_float32),
 )
 """Bounds on times, in order of application.

@@ -151,8 +151,11 @@ def blocks_of(trace: Trace) -> Blocks:
     unseen = _unseen_gradient_bytes(trace, storages)
     if frees_gradients(trace):
         kept = []
-    else:  # gradients persist: they are set to zero and accumulated into
-        storages = tuple(map(_added_up, storages))
+    else:  # gradients persist: new ones are temporary, and added to them
+        storages = tuple(
+            replace(one, cause="backward", freed_at=one.allocated_at) if one.cause == "gradient" else one
+            for one in storages
+        )
     if trace.flags.foreach is None and updates_one_by_one(trace):
         storages = tuple(storage for storage in storages if storage.cause != "update")
         update = (max(trained, default=0),) if passing else ()
@@ -220,11 +223,6 @@ def waiting_gradient_bytes(trace: Trace) -> int:
     storages, _ = storages_and_batch(trace)
     written = sum(storage.size_bytes for storage in storages if storage.cause == "gradient")
     return max(gradient_bytes(trace) - written - _unseen_gradient_bytes(trace, storages), 0)
-
-
-def _added_up(storage: Storage) -> Storage:
-    """Return a gradient as a temporary tensor of the backward pass, because it is added to an existing gradient."""
-    return replace(storage, cause="backward", freed_at=storage.allocated_at) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:

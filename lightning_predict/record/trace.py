@@ -22,7 +22,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, Literal, final
 
 from lightning_predict.base import checked
@@ -252,10 +252,6 @@ class Flags:
     set_to_none: bool | None = None
 
 
-def _elements(parameter: Parameter) -> int:
-    return math.prod(parameter.shape)
-
-
 _RECORD_ONE: Final = (
     "Record a trace by `lightning_predict.capture(step).save(...)`, or convert a profile of torch.profiler by "
     "`lightning-predict trace import`."
@@ -345,7 +341,7 @@ class Trace:
         parts = [
             f"{len(self.operations):,} operations",
             *([] if self.samples is None else [f"{self.samples:,} samples"]),
-            *([] if not self.parameters else [f"{sum(map(_elements, self.parameters)):,} parameters"]),
+            *([] if not self.parameters else [f"{sum(math.prod(one.shape) for one in self.parameters):,} parameters"]),
             f"recorded on {self.gpu_reported_name or self.device}",
             *([] if self.other_steps == () else [f"{len(self.other_steps) + 1} kinds of step"]),
         ]
@@ -533,7 +529,7 @@ def _changed_fields(record: Any, tensors: dict[TensorInfo, int]) -> dict[str, An
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)
-        if value != _default(own):
+        if value != (own.default if own.default_factory is MISSING else own.default_factory()):
             row[own.name] = _to_json(value, tensors)
     return row
 
@@ -552,10 +548,6 @@ def _to_json(value: Any, tensors: dict[TensorInfo, int]) -> Any:
         case Mapping():
             return dict(value)
     return _changed_fields(value, tensors) if is_dataclass(value) else value
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 # --- Reading
@@ -640,12 +632,8 @@ def _list_of(read: Read) -> Read:
     return lambda value: tuple([read(item) for item in value.items()])
 
 
-def _at_least_1(value: Checked) -> int:
-    return value.integer(minimum=1)
-
-
 _BY_NAME: Final[Mapping[str, Read]] = {
-    **dict.fromkeys(("batches", "samples", "world_size", "num_nodes"), _at_least_1),
+    **dict.fromkeys(("batches", "samples", "world_size", "num_nodes"), lambda value: value.integer(minimum=1)),
     **dict.fromkeys(("start_seconds", "launch_start_seconds", "host_start_seconds"), Checked.any_number),
 }
 """Readers of fields whose bounds do not follow from their type."""

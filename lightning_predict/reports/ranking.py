@@ -283,15 +283,11 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
     front = shorten_frontier(single, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
     names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
     fitting = [name for name, one in predictions.items() if one.fits is not False]
-    for name in fitting or _largest(predictions):
+    # If the step fits on no GPU, those whose missing memory is least come first.
+    for name in fitting or ordered(predictions, lambda one: -(predictions[one].memory_free_bytes or 0.0)):
         if len(names) < FEWEST_ROWS:
             names.add(name)
     return tuple(name for name in predictions if name in names)
-
-
-def _largest(predictions: Mapping[str, Prediction]) -> list[str]:
-    """Sort GPUs by the memory that is missing for a step, least first."""
-    return ordered(predictions, lambda name: -(predictions[name].memory_free_bytes or 0.0))
 
 
 def shorten_frontier(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, ...]:
@@ -651,7 +647,9 @@ def _rivals(
         return ()
 
     def chance(one: RankedGpu) -> float:
-        return _chance_of_less(math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best)))
+        """Return the probability that the first of two log-normal values is smaller."""
+        log_ratio, spread = math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best))
+        return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
     rivals = [one for one in candidates if one is not best and value(one) > 0 and chance(one) > MIN_RIVAL_PROBABILITY]
     return tuple(ordered(rivals, chance, reverse=True))
@@ -664,11 +662,6 @@ def _spread(candidate: RankedGpu) -> float:
     low = time.middle - math.sqrt(max(0.0, (time.middle - time.low) ** 2 - (same.middle - same.low) ** 2))
     high = time.middle + math.sqrt(max(0.0, (time.high - time.middle) ** 2 - (same.high - same.middle) ** 2))
     return math.log(high / low) / (2 * NORMAL_95) if 0 < low < high < math.inf else 0.0
-
-
-def _chance_of_less(log_ratio: float, spread: float) -> float:
-    """Return the probability that the first of two log-normal values is smaller."""
-    return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
 
 def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:

@@ -132,7 +132,10 @@ def grid(
         if width is None:
             break
         shown = _broken(shown, width)
-        if _total_width(shown.widths) <= width and _most_lines(shown) <= _MOST_LINES:
+        if (
+            _total_width(shown.widths) <= width
+            and max((text.count("\n") + 1 for row in shown.rows for text in row), default=1) <= _MOST_LINES
+        ):
             break
     return shown
 
@@ -144,10 +147,6 @@ def _cell(column: Column, line: TableLine) -> str:
 
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _most_lines(shown: Grid) -> int:
-    return max((text.count("\n") + 1 for row in shown.rows for text in row), default=1)
 
 
 def _broken(whole: Grid, width: int) -> Grid:

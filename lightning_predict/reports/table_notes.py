@@ -210,12 +210,8 @@ def _other_vendor(predictions: AbstractPredictions) -> Iterator[str]:
             )
 
 
-def _marked(predictions: AbstractPredictions) -> list[Prediction]:
-    return [one for one in predictions.values() if is_mostly_extrapolated(one)]
-
-
 def _extrapolated(predictions: AbstractPredictions) -> Iterator[str]:
-    marked = _marked(predictions)
+    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
     if marked:
         whose = "this GPU's" if len(marked) == 1 else "these GPUs'"
         on = f"the {marked[0].gpu}" if len(marked) == 1 else "them"

@@ -225,7 +225,8 @@ def _with_host(
     phases = np.array(timed.phases, dtype=np.str_)  # (items,)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
     dtypes = frozenset([tensor.dtype for operation in trace.operations for tensor in operation.inputs])
-    unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
+    unmeasured = np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
+    unknown = unknown_operation_notes(timed.items, timed.seconds, unmeasured)
     steps = (
         _iteration(
             timed,
@@ -307,11 +308,6 @@ def _iteration(
         notes=notes,
         extrapolated_share=_share_of(timed.extrapolated_share, timed.seconds, row),
     )
-
-
-def _unmeasured(timed: WorkTimes) -> Array:
-    """Return the share of each item's time that does not come from measured kernels, shape (gpus, items)."""
-    return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
 
 
 def _share_of(part: Array | None, seconds: Array, row: int) -> float:

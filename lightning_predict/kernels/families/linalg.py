@@ -215,29 +215,8 @@ def _solve(a: _Matrices, columns: float, operation: Operation) -> tuple[Operatio
     return (*_lu(a, columns, operation), *_two_solves(a, columns, operation))
 
 
-def _inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return _solve(a, a.columns, operation)  # PyTorch solves for the identity
-
-
 def _triangular(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.operation_shape("triangular_solve", a.rows, columns),)
-
-
-def _cholesky(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("cholesky", a.columns),)
-
-
-def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return _two_solves(a, a.columns, operation)
-
-
-def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("qr", a.columns, a.rows, operation.arguments.get("mode") == "r"),)
-
-
-def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    """Count reflectors, or their product, as half of a QR factorisation with Q."""
-    return (a.operation_shape("qr", a.columns, a.rows, 1),)
 
 
 def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
@@ -251,18 +230,6 @@ def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[
         a.operation_shape("triangular_solve", min(a.rows, a.columns), columns),
     )
     return (*r, *_reflected(a, columns, operation))
-
-
-def _eigh(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("eigh", a.columns, operation.arguments.get("compute_v") is False),)
-
-
-def _eig(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("eig", a.columns, 0),)
-
-
-def _eigenvalues(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("eig", a.columns, 1),)
 
 
 def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
@@ -284,32 +251,45 @@ def _pseudo_inverse(a: _Matrices, columns: float, operation: Operation) -> tuple
     return (*_svd(a, columns, operation), OperationShape("bmm", a.dtype, product))
 
 
-def _exponential(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
-    return (a.operation_shape("matrix_exponential", a.columns),)
-
-
 _BY_FIRST: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("_linalg_solve_ex", "linalg_solve", "linalg_solve_ex", "linalg_tensorsolve"), _solve),
-    **dict.fromkeys(("linalg_inv", "linalg_inv_ex", "inverse"), _inverse),
+    **dict.fromkeys(("linalg_inv", "linalg_inv_ex", "inverse"), lambda a, _, own: _solve(a, a.columns, own)),
     **dict.fromkeys(
         ("_linalg_det", "linalg_det", "det", "_linalg_slogdet", "linalg_slogdet", "slogdet", "logdet"), _lu
     ),
     **dict.fromkeys(("linalg_lu", "linalg_lu_factor", "linalg_lu_factor_ex", "_lu_with_info"), _lu),
     **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve"), _two_solves),
-    **dict.fromkeys(("linalg_cholesky", "linalg_cholesky_ex", "cholesky"), _cholesky),
-    **dict.fromkeys(("linalg_ldl_factor", "linalg_ldl_factor_ex"), _cholesky),
-    "cholesky_inverse": _cholesky_inverse,
+    **dict.fromkeys(
+        ("linalg_cholesky", "linalg_cholesky_ex", "cholesky", "linalg_ldl_factor", "linalg_ldl_factor_ex"),
+        lambda a, _, _own: (a.operation_shape("cholesky", a.columns),),
+    ),
+    "cholesky_inverse": lambda a, _, own: _two_solves(a, a.columns, own),
     "linalg_solve_triangular": _triangular,
-    **dict.fromkeys(("linalg_qr", "qr"), _qr),
-    **dict.fromkeys(("geqrf", "linalg_householder_product", "orgqr"), _only_r),
+    **dict.fromkeys(
+        ("linalg_qr", "qr"),
+        lambda a, _, own: (a.operation_shape("qr", a.columns, a.rows, own.arguments.get("mode") == "r"),),
+    ),
+    # Reflectors, or their product, are half of a QR factorisation with Q.
+    **dict.fromkeys(
+        ("geqrf", "linalg_householder_product", "orgqr"),
+        lambda a, _, _own: (a.operation_shape("qr", a.columns, a.rows, 1),),
+    ),
     "ormqr": _reflected,
     "linalg_lstsq": _least_squares,
-    **dict.fromkeys(("_linalg_eigh", "linalg_eigh", "linalg_eigvalsh"), _eigh),
-    "linalg_eig": _eig,
-    **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
+    **dict.fromkeys(
+        ("_linalg_eigh", "linalg_eigh", "linalg_eigvalsh"),
+        lambda a, _, own: (a.operation_shape("eigh", a.columns, own.arguments.get("compute_v") is False),),
+    ),
+    "linalg_eig": lambda a, _, _own: (a.operation_shape("eig", a.columns, 0),),
+    **dict.fromkeys(
+        ("linalg_eigvals", "_linalg_eigvals"), lambda a, _, _own: (a.operation_shape("eig", a.columns, 1),)
+    ),
     **dict.fromkeys(("_linalg_svd", "linalg_svd", "svd", "linalg_svdvals"), _svd),
     **dict.fromkeys(("linalg_pinv", "pinverse"), _pseudo_inverse),
-    **dict.fromkeys(("linalg_matrix_exp", "matrix_exp"), _exponential),
+    **dict.fromkeys(
+        ("linalg_matrix_exp", "matrix_exp"),
+        lambda a, _, _own: (a.operation_shape("matrix_exponential", a.columns),),
+    ),
 }
 """Operations with the matrix as first input, and right-hand sides, if any, as last input."""
 
