@@ -180,8 +180,8 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
         yield Scored(case=case, predicted=bounds)
 
 
-PUBLIC_KERNELS: Final = ("compile", "transformer_engine", "channels_last", "sdpa", "flash_attention_2")
-"""Kernels that `lp.predict` can be asked for; steps with others are predicted as recorded."""
+WITHOUT_A_WORD: Final = ("megatron", "flash_attention_1")
+"""Kernels that `lp.predict` cannot be asked for; steps with them are predicted as recorded."""
 
 
 def predictions_of(trace: lp.Trace, case: Case, gpus: Sequence[str]) -> list[lp.Prediction]:
@@ -195,7 +195,7 @@ def predictions_of(trace: lp.Trace, case: Case, gpus: Sequence[str]) -> list[lp.
         [case.card] if case.card is not None else list(gpus),
         strategy=case.strategy,
         release=case.release,
-        kernels=[name for name in case.kernels if name in PUBLIC_KERNELS],
+        kernels=[name for name in case.kernels if name not in WITHOUT_A_WORD],
         interconnect=interconnect,
         measured=dict(case.rates),
         history=False,

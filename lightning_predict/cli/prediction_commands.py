@@ -52,8 +52,8 @@ def predict(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).
         kernels: What the job runs instead of PyTorch's eager kernels, separated by commas: compile, compile-blocks,
-            transformer_engine, liger, chunked_loss, flash_attention_2, flash_attention_3, cudnn_attention, sdpa,
-            channels_last, cuda_graphs.
+            transformer_engine, liger, chunked_loss, eager_loss (with compile: the loss is not compiled),
+            flash_attention_2, flash_attention_3, cudnn_attention, sdpa, channels_last, cuda_graphs.
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
         max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2); spot for spot prices

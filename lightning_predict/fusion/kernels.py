@@ -94,7 +94,6 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 def fused(
     trace: Trace,
     *,
-    compiles_loss: bool = True,
     by_library: bool = False,
     by_blocks: bool = False,
     adds_residuals: bool = True,
@@ -103,7 +102,6 @@ def fused(
 
     Args:
         trace: Eager step with tensor ids, recorded on the CPU or the meta device.
-        compiles_loss: Whether a loss over many classes is compiled, too.
         by_library: Whether a library has the fused kernels. The host then calls no compiled code, and the backward pass
             computes only casts and the logarithms of a loss again.
         adds_residuals: Whether sums that a block computes itself, such as of its residual stream, are fused, too.
@@ -124,7 +122,7 @@ def fused(
     operations = operations if by_library else tuple(_padded(operations, trace))
     is_last = _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
-    operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations, compiles_loss=compiles_loss))))
+    operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations))))
     operations = rematerialised(
         operations,
         is_fusible=partial(_is_pointwise, trace=trace),
@@ -197,14 +195,14 @@ def _with_masks_of_bytes(operations: Iterable[Operation], masks: Set[int | None]
         yield operation
 
 
-def _split_softmaxes(operations: Iterable[Operation], *, compiles_loss: bool) -> Iterator[Operation]:
+def _split_softmaxes(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split each softmax into the sums of its rows and a normalisation, which the backward pass may run again."""
     operations = tuple(operations)
     unused = unused_ids(operations)
     for one in operations:
         is_softmax = one.phase != "optimizer" and one.name in (*_SOFTMAXES, _LOSS_GRADIENT)
         is_long = is_softmax and _row_length(one) > LONGEST_ROW_IN_A_KERNEL
-        if not is_softmax or (is_long and not compiles_loss):
+        if not is_softmax or one.arguments.get(OUTSIDE):
             yield one
         elif one.name in _SOFTMAXES and one.outputs and one.outputs[0].id is not None:
             data, *_ = one.inputs

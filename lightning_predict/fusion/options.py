@@ -15,8 +15,13 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.attention import has_unfused_attention, with_attention_kernel, with_fused_attention
 from lightning_predict.fusion.channels_last import image_layouts, in_channels_last
-from lightning_predict.fusion.chunked_loss import has_chunkable_loss, with_chunked_loss
 from lightning_predict.fusion.kernels import fused
+from lightning_predict.fusion.losses import (
+    has_chunkable_loss,
+    has_loss_over_words,
+    with_chunked_loss,
+    with_eager_loss,
+)
 from lightning_predict.hardware.records import AMD, Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
@@ -76,6 +81,12 @@ def _why_not_chunked(trace: Trace) -> str | None:
     return None if has_chunkable_loss(trace) else "the step has no output layer whose logits only a cross-entropy reads"
 
 
+def _why_not_eager(trace: Trace) -> str | None:
+    if not has_data_flow(trace):
+        return NO_DATA_FLOW
+    return None if has_loss_over_words(trace) else "the step has no loss over words that only reads logits"
+
+
 def _with_liger(trace: Trace) -> Trace:
     """Return a step with Liger's kernels: norms, rotary positions, gated activations, and the loss if it has one."""
     return fused(with_chunked_loss(trace), by_library=True, adds_residuals=False)
@@ -131,6 +142,7 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     },
     "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last, slot="layout"),
     "chunked_loss": KernelOption(apply=with_chunked_loss, why_not=_why_not_chunked, slot="loss"),
+    "eager_loss": KernelOption(apply=with_eager_loss, why_not=_why_not_eager, slot="loss"),
     "liger": KernelOption(
         apply=_with_liger, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton
     ),

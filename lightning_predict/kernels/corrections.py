@@ -121,13 +121,11 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
 CUDNN_BY_DEFAULT: Final = (2, 11)
 """First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
 
-ON_HOPPER: Final = (1.75, 1.6)
-"""Time of FlashAttention 2 relative to 3, forward and backward, not fitted: the middles of 1.5 to 2.0 and 1.5 to 1.75
-(Shah et al., 2024). Forward at 4,608 tokens on one H100, another source measured 1.92 (pytorch/pytorch 142132)."""
+ON_HOPPER: Final = 1.75
+"""Time of FlashAttention 2 relative to 3, forward and backward."""
 
-ON_BLACKWELL: Final = (3.0, 2.85)
-"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward. The assumption is that
-FlashAttention 2 does the same work per clock and multiprocessor as on Hopper."""
+ON_BLACKWELL: Final = 2.5
+"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward."""
 
 NAMED_KERNELS: Final = {
     "cudnn": "cudnn_attention",
@@ -169,9 +167,8 @@ def attention_factors(
     concerned = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
     if not any(concerned):
         return np.ones((1, 1))
-    is_backward = np.array([shape.operation.endswith("_backward") for shape in shapes], dtype=np.intp)
     older = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}
-    slowdowns = np.array([older.get(gpu.generation.chip, (1.0, 1.0)) for gpu in gpus])[:, is_backward]
+    slowdowns = np.array([[older.get(gpu.generation.chip, 1.0)] for gpu in gpus])
     default = [not uses_newest_attention(software.get("torch"), gpu) for gpu in gpus]
     is_older = np.array(
         [[is_old if kernel is None else kernel == "flash_attention_2" for kernel in kernels] for is_old in default]

@@ -9,6 +9,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.kernels import fused
+from lightning_predict.fusion.losses import with_eager_loss
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST
@@ -391,7 +392,7 @@ def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
 
 
 def test_a_loss_outside_the_compiled_model_is_left_alone() -> None:
-    names = [one.name for one in fused(step_with_loss(), compiles_loss=False).operations]
+    names = [one.name for one in fused(with_eager_loss(step_with_loss())).operations]
     assert {"aten::_log_softmax", "aten::_log_softmax_backward_data"} <= set(names)
     # Without a backward pass, the logarithms are the result.
     with torch.device("meta"):

@@ -197,6 +197,15 @@ def test_chunked_loss_never_holds_all_logits_and_takes_longer(words: lp.Trace) -
     assert len(products) == 3 * 32
 
 
+def test_eager_loss_keeps_what_a_compiled_one_computes_again(words: lp.Trace) -> None:
+    alone, both = (
+        lp.predict(words, [A100], history=False, kernels=kernels)[A100] for kernels in ("compile", "compile,eager_loss")
+    )
+    logits = 4096 * 128256 * 2  # eager: logits and their logarithms, then the gradient beside the logarithms
+    assert (both.memory_bytes or 0) - (alone.memory_bytes or 0) == pytest.approx(logits, rel=0.1)
+    assert both.iteration_seconds > alone.iteration_seconds
+
+
 def test_liger_fuses_point_wise_operations_and_chunks_the_loss(words: lp.Trace, tokens: lp.Trace) -> None:
     both = [[one.name for one in with_kernels(words, [word]).operations] for word in ("liger", "chunked_loss")]
     assert both[0] == both[1]

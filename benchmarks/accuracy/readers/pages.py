@@ -18,6 +18,7 @@ from benchmarks.accuracy.readers.pretraining import (
     POWER_LIMITED,
     RDMA_GBPS,
     RECOMPUTED,
+    TITAN_KERNELS_2024,
     llama_step,
     with_memory,
 )
@@ -189,7 +190,7 @@ def large_titan_cases(_data: Path) -> Iterator[Case]:
             measured=batch * length / (tensor * pipeline * context) / rate,
             release="2.4" if is_old else "2.6",
             network_gbps=None if is_old else RDMA_GBPS,
-            kernels=() if is_old else ("compile",),
+            kernels=() if is_old else TITAN_KERNELS_2024,
             strategy=strategy_text(
                 "fsdp",
                 tensor=tensor,
@@ -268,7 +269,8 @@ KEMPNER: Final = (
 """KempnerInstitute/KempnerForge on machines of four H200: its `benchmarks/mfu_scaling/mfu_scaling_2026-04-05.md` at
 9f3f03a, `weak_scaling_160gpu/README.md` at e9f9189 (the newer of two where both have a run; not the one that fills the
 card) and `175b_360gpu/README.md` at b62d2e3: 4,096 tokens, all in bfloat16, all blocks computed again. Sums of
-gradients stay whole on each GPU until the last micro-batch (`no_sync`), and each GPU of a block has all logits."""
+gradients stay whole on each GPU until the last micro-batch (`no_sync`), and each GPU of a block has all logits. The
+model is compiled and the loss is not (`distributed/parallel.py`)."""
 
 
 def kempner_cases(_data: Path) -> Iterator[Case]:
@@ -283,7 +285,7 @@ def kempner_cases(_data: Path) -> Iterator[Case]:
             step=llama_step(model, 4096, batch, is_all_bfloat16=True),
             measured=seconds,
             release="2.11",
-            kernels=("compile",) if compiled else (),
+            kernels=("compile", "eager_loss") if compiled else (),
             strategy=strategy_text(
                 "fsdp" if is_shared else "ddp",
                 tensor=tensor,

@@ -77,6 +77,13 @@ TITAN_RELEASES: Final = {
 """Releases of torch that were current when torchtitan's pages were written, by a part of their names."""
 
 
+TITAN_KERNELS: Final = ("compile-blocks",)
+"""What torchtitan compiles: each block, and the loss."""
+
+TITAN_KERNELS_2024: Final = ("compile-blocks", "eager_loss")
+"""What it compiled from December 2024 (e8977b007) to April 2025, because compiled losses ended in errors."""
+
+
 def torchtitan_cases(data: Path) -> Iterator[Case]:
     """Read the runs of models that are written here."""
     for row in rows(data / "validation" / "torchtitan.csv"):
@@ -90,6 +97,7 @@ def torchtitan_cases(data: Path) -> Iterator[Case]:
         memory = float(row["memory_gib"] or 0) if row["activation_checkpointing"] else 0.0
         recipe = "bfloat16" if row["float8"] == "none" else row["float8"]
         compiled = row["compile"] == "1"
+        titan_kernels = TITAN_KERNELS_2024 if "202412" in row["source"] else TITAN_KERNELS
         yield from with_memory(
             {"reserved": memory * GIBIBYTE},
             source=f"{gpu}, {recipe}, {'compiled' if compiled else 'eager'}",
@@ -99,7 +107,7 @@ def torchtitan_cases(data: Path) -> Iterator[Case]:
             measured=float(row["step_seconds"]),
             release=next((own for part, own in TITAN_RELEASES.items() if part in row["source"]), None),
             network_gbps=RDMA_GBPS if "400 Gb/s" in row["gpu_note"] else None,
-            kernels=("compile",) if compiled else (),
+            kernels=titan_kernels if compiled else (),
             strategy=strategy_text(
                 "fsdp",
                 tensor=tensor,

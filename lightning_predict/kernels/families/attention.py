@@ -68,8 +68,15 @@ ATTENTION_DROPOUT: Final = "attention_dropout"
 ATTENTION_KERNEL: Final = "attention_kernel"
 """Argument of a call whose kernel the user named."""
 
-BACKWARD_MATMULS = 2.5
+BACKWARD_MATMULS: Final = 2.5
 """Number of matmuls in the backward pass over the forward pass: five against two."""
+
+BACKWARD_RATE: Final = 0.85
+"""FLOPs per second of the backward pass relative to the forward pass. It also reads the gradient's product with the
+output and converts the gradient of the queries, which the forward pass does not have."""
+
+
+_BACKWARD_TIME: Final = BACKWARD_MATMULS / BACKWARD_RATE
 
 
 def _visible_share(c: Columns) -> Array:
@@ -229,14 +236,14 @@ def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
 
 
 def _as_forward_pass(shape: OperationShape) -> tuple[CountedShape, ...]:
-    return (CountedShape(BACKWARD_MATMULS, OperationShape("attention", shape.dtype, shape.dims)),)
+    return (CountedShape(_BACKWARD_TIME, OperationShape("attention", shape.dtype, shape.dims)),)
 
 
 def _without_a_mask(shape: OperationShape) -> tuple[CountedShape, ...]:
     """Return the share of unmasked attention that blocks cannot skip."""
     columns = {word: np.array([value]) for word, value in shape.parameters.items()}
     share = float(_visible_share(_under_a_mask(columns))[0])
-    times = BACKWARD_MATMULS if shape.operation.endswith("_backward") else 1.0
+    times = _BACKWARD_TIME if shape.operation.endswith("_backward") else 1.0
     return (CountedShape(times * share, OperationShape("attention", shape.dtype, (*shape.dims, 0.0))),)
 
 

@@ -1,8 +1,8 @@
-"""Computes the output layer and the loss over words in chunks of tokens, as Liger's fused linear cross-entropy does.
+"""Losses over words: computed in chunks of tokens with the output layer, or left outside of compiled code.
 
-A chunk computes its logits, their gradient in place, and with it the gradients of its inputs and of the weight. The
-logits of all tokens are never in memory. The library does so at the end of the forward pass, here at the beginning of
-the backward pass, to which the gradients belong.
+Liger's fused linear cross-entropy computes chunks. A chunk computes its logits, their gradient in place, and with it
+the gradients of its inputs and of the weight. The logits of all tokens are never in memory. The library does so at the
+end of the forward pass, here at the beginning of the backward pass, to which the gradients belong.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Head:
 
 
 def _heads(trace: Trace) -> Iterator[_Head]:
-    """Yield each output layer whose logits only a cross-entropy reads."""
+    """Yield each output layer whose logits only a cross-entropy reads. Its weight may be frozen."""
     operations = trace.operations
     for place, product in enumerate(operations):
         if product.name not in _MATMULS or product.phase != "forward" or not product.outputs:
@@ -62,13 +62,32 @@ def _heads(trace: Trace) -> Iterator[_Head]:
             else:
                 break  # something else reads the logits
         names = {operations[index].name for index in found.forward}
-        if {"aten::_log_softmax", "aten::nll_loss_forward"} <= names and len(found.products) == 2:
+        if {"aten::_log_softmax", "aten::nll_loss_forward"} <= names and found.products:
             yield found
 
 
-def has_chunkable_loss(trace: Trace) -> bool:
+def _trained_heads(trace: Trace) -> Iterator[_Head]:
+    return (head for head in _heads(trace) if len(head.products) == 2)
+
+
+def has_loss_over_words(trace: Trace) -> bool:
     """Return whether the step has an output layer whose logits only a cross-entropy reads."""
-    return next(_heads(trace), None) is not None
+    return any(True for _ in _heads(trace))
+
+
+def has_chunkable_loss(trace: Trace) -> bool:
+    """Return whether the step has a loss over words whose output layer is trained."""
+    return any(True for _ in _trained_heads(trace))
+
+
+def with_eager_loss(trace: Trace) -> Trace:
+    """Return the step with marked losses over words, which no fused kernel computes."""
+    places = {place for head in _heads(trace) for place in (*head.forward, *head.backward)}
+    marked = (
+        replace(one, arguments={**one.arguments, OUTSIDE: True}) if place in places else one
+        for place, one in enumerate(trace.operations)
+    )
+    return replace(trace, operations=tuple(marked))
 
 
 def with_chunked_loss(trace: Trace) -> Trace:
@@ -77,7 +96,7 @@ def with_chunked_loss(trace: Trace) -> Trace:
     dropped: set[int] = set()
     gone: set[int | None] = set()
     unused = unused_ids(trace.operations)
-    for head in _heads(trace):
+    for head in _trained_heads(trace):
         places = [head.product, *head.forward, *head.backward, *head.products]
         dropped |= set(places)
         loss = next(one for one in head.forward if trace.operations[one].name == "aten::nll_loss_forward")
