@@ -110,7 +110,14 @@ def _without_changes_in_place(operations: Sequence[Operation], is_free: Test) ->
 def _without_repeats(
     operations: Iterable[Operation], is_fusible: Test, is_free: Test, region_of: Region
 ) -> Iterator[Operation]:
-    """Drop fusible operations of the forward pass that compute what an earlier one did, such as casts of one input."""
+    """Drop fusible operations of the forward pass that compute what an earlier one did, such as casts of one input.
+
+    An operation that reads part of a storage is kept, because two parts of one size cannot be told apart.
+    """
+    operations = tuple(operations)
+    whole: defaultdict[int | None, int] = defaultdict(int)
+    for one in (tensor for operation in operations for tensor in (*operation.inputs, *operation.outputs)):
+        whole[one.id] = max(whole[one.id], one.elements)
     first: dict[object, list[int]] = {}
     same: dict[int, int] = {}
     for operation in operations:
@@ -123,7 +130,8 @@ def _without_repeats(
             shapes = tuple((one.shape, one.dtype) for one in operation.outputs)
             arguments = repr(sorted(operation.arguments.items()))
             key = (operation.name, operation.inputs, shapes, arguments, region_of(operation))
-            if operation.name not in _RANDOM and not set(written) & set(read):
+            reads_part = any(one.elements < whole[one.id] for one in operation.inputs if one.id is not None)
+            if operation.name not in _RANDOM and not reads_part and not set(written) & set(read):
                 if key in first:
                     same |= dict(zip(written, first[key], strict=True))
                     continue
@@ -226,7 +234,7 @@ class _Graph:
         distance = self._distances()
         needed = set(self._read_backward)
         banned = {value for value in self._forward if not self._may_run_again(value)}
-        banned |= self._used_far_apart() | (self._crossing & self._forward)
+        banned |= self._used_far_apart() | self._compared_apart() | (self._crossing & self._forward)
         edges: dict[str, dict[str, float]] = defaultdict(dict)
         above = self._ancestors(needed, banned)
         for value in above:
@@ -298,6 +306,21 @@ class _Graph:
             for user in users:
                 if user > first and self.fusible[user]:
                     found |= {one for one in _ids(self._operations[user].outputs) if self.maker.get(one) == user}
+        return found
+
+    def _compared_apart(self) -> set[int]:
+        """Return comparisons of values of which the backward pass reads only views.
+
+        The partitioner keeps such a view, as of the rows that a linear layer reads, and computes nothing else from it.
+        """
+        found: set[int] = set()
+        for operation in self._operations:
+            if operation.name != COMPARISON:
+                continue
+            value = operation.inputs[0]
+            readers = [] if value.id is None else self._read_backward[value.id]
+            if readers and not any(self.fusible[one] or value in self._operations[one].inputs for one in readers):
+                found |= set(_ids(operation.outputs))
         return found
 
     def _first_unfused(self, users: Sequence[int]) -> int:

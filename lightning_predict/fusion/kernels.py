@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -141,11 +141,14 @@ def fused(
         for tensor in operation.inputs
     }
     made = {tensor.id: tensor for one in trace.operations if not _is_left_out(one) for tensor in one.outputs}
+    views = Counter(
+        (tensor.id, tensor.shape) for one in trace.operations if _is_left_out(one) for tensor in one.outputs
+    )
     replaced: dict[int, Operation | None] = {}
     masks: set[int | None] = set()
     for group in _groups(trace, region_of):
         members = [trace.operations[index] for index in group]
-        kernel = _kernel(members, last=group[-1], last_read=last_read, made=made)
+        kernel = _kernel(members, last=group[-1], last_read=last_read, made=made, views=views)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
         inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
         masks |= {tensor.id for one in members if one.name == DRAWS_MASKS for tensor in one.outputs}
@@ -676,13 +679,20 @@ def _kernel(
     last: int,
     last_read: Mapping[int | None, int],
     made: Mapping[int | None, TensorInfo],
+    views: Mapping[tuple[int | None, tuple[int, ...]], int],
 ) -> Operation:
     """Merge operations into one fused kernel; `last` is the last operation's index in the trace."""
+    times = Counter((tensor.id, tensor.shape) for operation in operations for tensor in operation.inputs)
 
     def whole(tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor that an expanded view shows."""
-        base = made.get(tensor.id, tensor)
-        return base if base.elements < tensor.elements else tensor
+        """Return the tensor that an expanded view shows, or the parts of a tensor that several views show."""
+        base, key = made.get(tensor.id, tensor), (tensor.id, tensor.shape)
+        if base.elements < tensor.elements:
+            return base
+        parts = min(times[key], views.get(key, 1))
+        if parts < 2 or base.elements == tensor.elements:
+            return tensor
+        return base if base.elements <= parts * tensor.elements else replace(tensor, shape=(parts, *tensor.shape))
 
     read: dict[int | None, TensorInfo] = {}
     written: dict[int | None, TensorInfo] = {}

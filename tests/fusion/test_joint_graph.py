@@ -11,7 +11,16 @@ from typing import Any, Final
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.functional import cross_entropy, gelu, relu, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import (
+    cross_entropy,
+    gelu,
+    leaky_relu,
+    mish,
+    relu,
+    rms_norm,
+    scaled_dot_product_attention,
+    silu,
+)
 
 import lightning_predict as lp
 from lightning_predict.fusion.kernels import fused
@@ -44,6 +53,63 @@ class Gated(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         data = rms_norm(rows, (WIDTH,))
         loss: Tensor = (rows + self.down(silu(self.gate(data)) * self.up(data))).square().mean()
+        return loss
+
+
+class Halves(nn.Module):
+    """GEGLU, whose two factors are halves of one result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        data, gate = self.inner(rows).chunk(2, -1)
+        loss: Tensor = self.outer(data * gelu(gate)).square().mean()
+        return loss
+
+
+class Adapted(nn.Module):
+    """Frozen layers, the first with an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.requires_grad_(False)
+        self.inward, self.outward = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, 4 * WIDTH, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        inner = silu(self.inner(rows) + 2 * self.outward(self.inward(rows)))
+        loss: Tensor = (rows + self.outer(inner)).square().mean()
+        return loss
+
+
+class Scaled(nn.Module):
+    """Layer norm and a perceptron whose residual is scaled by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.full((WIDTH,), 0.01))
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        loss: Tensor = (rows + self.scale * self.outer(gelu(self.inner(self.norm(rows))))).square().mean()
+        return loss
+
+
+class WrittenAttention(nn.Module):
+    """Attention as matmuls and a softmax, of one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection, self.mixing = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        batch, length, _ = rows.shape
+        parts = self.projection(rows).chunk(3, -1)
+        query, key, value = (part.view(batch, length, 2, WIDTH // 2).transpose(1, 2) for part in parts)
+        weights = torch.softmax(query @ key.transpose(-1, -2) * 0.125, -1)
+        loss: Tensor = self.mixing((weights @ value).transpose(1, 2).flatten(2)).square().mean()
         return loss
 
 
@@ -109,6 +175,18 @@ MODELS: Final[dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]] = {
     "GELU": (Perceptron(gelu), (ROWS,)),
     "tanh GELU": (Perceptron(partial(gelu, approximate="tanh")), (ROWS,)),
     "squared ReLU": (Perceptron(lambda data: relu(data).square()), (ROWS,)),
+    "ReLU": (Perceptron(relu), (ROWS,)),
+    "ReLU in bfloat16": (in_bfloat16(Perceptron(relu)), (ROWS,)),
+    "leaky ReLU": (Perceptron(leaky_relu), (ROWS,)),
+    "mish": (Perceptron(mish), (ROWS,)),
+    "GEGLU": (Halves(), (ROWS,)),
+    "GEGLU in bfloat16": (in_bfloat16(Halves()), (ROWS,)),
+    "adapters": (Adapted(), (ROWS,)),
+    "adapters in bfloat16": (in_bfloat16(Adapted()), (ROWS,)),
+    "scaled residual": (Scaled(), (ROWS,)),
+    "written attention": (WrittenAttention(), (ROWS,)),
+    "written attention in bfloat16": (in_bfloat16(WrittenAttention()), (ROWS,)),
+    "four blocks in bfloat16": (in_bfloat16(Transformer(nn.RMSNorm, 4)), (ROWS, WORDS)),
     "SwiGLU": (Gated(), (ROWS,)),
     "SwiGLU in bfloat16": (in_bfloat16(Gated()), (ROWS,)),
     "layer norms": (Transformer(nn.LayerNorm), (ROWS, WORDS)),
