@@ -120,7 +120,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     Returns:
         A sentence for every logger that failed.
     """
-    if not (trainer.is_global_zero and trainer.loggers):
+    if not (values and trainer.is_global_zero and trainer.loggers):
         return []
     from lightning_predict.reports import loggers
 

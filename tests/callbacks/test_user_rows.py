@@ -67,11 +67,12 @@ def monotonic(small: Small) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.rows: list[tuple[int, dict[str, float]]] = []
-            self.runs, self.last = 0, -1
+            self.runs, self.last, self.empty = 0, -1, 0
 
         def log_metrics(self, metrics: dict[str, float], step: int) -> None:
             if not hasattr(active, "run"):
                 active.run = self.runs = self.runs + 1
+            self.empty += not metrics
             users = {name: value for name, value in metrics.items() if "/" not in name}
             if step >= self.last and users:
                 self.rows.append((step, users))
@@ -87,6 +88,7 @@ def test_logger_whose_steps_may_not_go_back_drops_no_row_of_the_user(
     observed, alone = (fit(small, tmp_path, monotonic(small), case, callbacks) for callbacks in (ours(), []))
     assert observed.rows == alone.rows
     assert observed.runs == 1
+    assert observed.empty == 0  # after fewer than 20 batches, there is no outcome to log
 
 
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning")
