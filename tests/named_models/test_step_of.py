@@ -214,6 +214,33 @@ def test_adapters_of_a_denoiser_are_trained_and_its_encoders_are_said(tmp_path: 
     assert len(whole.operations) > 2 * len(alone.operations)
 
 
+def test_video_has_as_many_latents_as_its_frames_and_pixels_make(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    wan = {"_class_name": "WanTransformer3DModel", "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16}
+    own = {"in_channels": 4, "out_channels": 4, "ffn_dim": 32, "text_dim": 8, "freq_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(wan | own), encoding="utf-8")
+    trace = lp.step_of(str(tmp_path), frames=9, image_size=64, length=8)
+    assert "1 video of 9 frames of 64 x 64" in trace.notes[0]
+    # (9 - 1) / 4 + 1 = 3 latent frames of 8 x 8, in patches of 1 x 2 x 2: 48 tokens of two heads of 16
+    forward = [one for one in trace.operations if "scaled_dot_product" in one.name and "backward" not in one.name]
+    assert forward[0].inputs[0].shape == (1, 2, 48, 16)
+
+
+def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    yolos = {
+        "model_type": "yolos",
+        "architectures": ["YolosForObjectDetection"],
+        "hidden_size": 16,
+        "image_size": [64, 96],
+    }
+    own = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_detection_tokens": 5}
+    (tmp_path / "config.json").write_text(json.dumps(yolos | own), encoding="utf-8")
+    trace = lp.step_of(str(tmp_path))
+    assert "1 image of 64 x 64" in trace.notes[0]
+    assert any(one.phase == "backward" for one in trace.operations)
+
+
 def test_length_is_required_and_checked(gpt2: str) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match="length= is missing"):
