@@ -293,10 +293,6 @@ def _why_no_padding(trace: Trace, _gpu: Gpu | None) -> str | None:
 # --- Host: loader, waits, CUDA graphs
 
 
-def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-    return trace.changed(without_launches), replace(assumptions, kernels=(*assumptions.kernels_applied, GRAPHS))
-
-
 def _waits_for_device(operation: Operation) -> bool:
     return operation.name in WAITING_OPERATIONS and operation.phase != "optimizer"
 
@@ -310,10 +306,6 @@ def _without_waits(trace: Trace) -> Trace:
 def _why_no_fewer_waits(trace: Trace, _gpu: Gpu | None) -> str | None:
     reads = any(map(_waits_for_device, trace.operations)) or any(wait.cause == "device" for wait in trace.waits)
     return None if reads else "the host reads no value of the step"
-
-
-def _without_loader(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-    return replace(trace, loader_seconds=()), assumptions
 
 
 def _why_no_loader(trace: Trace, _gpu: Gpu | None) -> str | None:
@@ -481,7 +473,7 @@ _ALL: Final = (
         name="loader",
         words="DataLoader(num_workers=..., pin_memory=True)",
         note="cores and memory of the host",
-        apply=_without_loader,
+        apply=lambda trace, assumptions: (replace(trace, loader_seconds=()), assumptions),
         why_not=_why_no_loader,
         kind="loader",
     ),
@@ -500,7 +492,10 @@ _ALL: Final = (
             "shapes must stay the same; memory for a graph's own pool",
             frozenset({"memory"}),
         ),
-        apply=_graphed,
+        apply=lambda trace, assumptions: (
+            trace.changed(without_launches),
+            replace(assumptions, kernels=(*assumptions.kernels_applied, GRAPHS)),
+        ),
     ),
     Change(
         name="fused_optimizer",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,7 +179,7 @@ def _chosen(offers: Iterable[Offer]) -> list[Offer]:
     chosen: dict[tuple[object, ...], Offer] = {}
     for group in groups.values():
         cheapest = min(group, key=lambda one: one.usd_per_hour)
-        on_spot = min((one for one in group if one.spot_usd_per_hour), key=_spot_price, default=cheapest)
+        on_spot = min(group, key=lambda one: (one.spot_usd_per_hour or math.inf, one.usd_per_hour))
         machines = [one for one in sorted(group, key=lambda one: -one.usd_per_hour) if find_machine(one.instance)]
         known = {one.instance: one for one in machines}.values()  # the cheapest region of each machine
         for one in (cheapest, on_spot, *known):
@@ -190,10 +191,6 @@ def _without_odd_spot(offer: Offer) -> Offer:
     """Remove a spot price that exceeds the on-demand price."""
     spot = offer.spot_usd_per_hour
     return replace(offer, spot_usd_per_hour=None) if spot is not None and spot > offer.usd_per_hour else offer
-
-
-def _spot_price(offer: Offer) -> float:
-    return offer.usd_per_hour if offer.spot_usd_per_hour is None else offer.spot_usd_per_hour
 
 
 def write_prices(path: Path, offers: Iterable[Offer]) -> None:

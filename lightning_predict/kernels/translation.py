@@ -187,7 +187,12 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         unknown = () if not shapes or known[firsts[index]] else (operation.name,)
         item = WorkItem((index,), shapes, len(operation.kernels) or len(shapes), unknown, error)
         is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
-        if merges and is_single and shapes and all(map(_is_vector_work, shapes)):
+        if (
+            merges
+            and is_single
+            and shapes
+            and all(operation_spec(shape.operation).units == "vector" for shape in shapes)
+        ):
             updates.setdefault(operation.name, []).append(item)
         else:
             items.append(item)
@@ -244,10 +249,6 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     shape = _sum_transfers([transfers[firsts[index]] for index in indices])
     errors = (item.error for item in items if item.error is not None)
     return WorkItem(indices, (shape,), 1, items[0].unknown, next(errors, None))
-
-
-def _is_vector_work(shape: OperationShape) -> bool:
-    return operation_spec(shape.operation).units == "vector"
 
 
 def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> OperationShape:

@@ -69,10 +69,6 @@ def command_in_use() -> str:
     return hashlib.sha256("\0".join(sys.argv).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _process_in_use() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def start_of(process: int) -> str:
     """Return the start of a process in clock ticks since the boot, from field 22 of Linux's `stat`; empty elsewhere."""
     try:
@@ -104,7 +100,7 @@ class SavedLedger:
     date: str
     jobs: Mapping[str, int] = field(default_factory=jobs_in_use)
     command: str = field(default_factory=command_in_use)
-    process: str = field(default_factory=_process_in_use)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     ended: bool = False
     saved_seconds: float | None = None
     owner: str = ""

@@ -187,21 +187,16 @@ def measure_memory(
     gradients = [tensor.grad for tensor in tensors.values() if tensor.is_leaf and tensor.grad is not None]
     if has_backward and not gradients:  # gradients were freed within the step; they have the size of their parameters
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    states = [state for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)]
+    kept = (value for state in states for value in state.values() if isinstance(value, torch.Tensor))
     return Memory(
         parameter_bytes=bytes_of_tensors(tensors.values()),
         gradient_bytes=bytes_of_tensors(gradients) if has_backward else 0,
-        optimizer_state_bytes=bytes_of_tensors(_state_tensors(optimizers)),
+        optimizer_state_bytes=bytes_of_tensors(kept),
         forward_gradient_bytes=forward_gradient_bytes if has_backward else 0,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
     )
-
-
-def _state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            values = state.values() if isinstance(state, dict) else ()
-            yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def held_tensors(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor]:

@@ -250,28 +250,26 @@ def is_shape(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INTEGER for size in value)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _are_arrays(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, list) for item in value)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 _LABEL: Final = (is_label, "a number or a string")
 _CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     "correlation": _LABEL,
-    "external id": (_is_number, "a finite number"),
+    "external id": (
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+        "a finite number",
+    ),
     "fwd thread id": _LABEL,
     "device": _LABEL,
     "stream": _LABEL,
     "input dims": (_are_arrays, "an array of arrays"),
     "input strides": (_are_arrays, "an array of arrays"),
-    "input type": (_are_texts, "an array of strings"),
+    "input type": (
+        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+        "an array of strings",
+    ),
     "concrete inputs": (lambda value: isinstance(value, list), "an array"),
 }
 """Expected types of the arguments that are read."""

@@ -229,13 +229,10 @@ class CaptureSession:
         if not self._running:
             return
         with ExitStack() as parts:  # runs in reverse order; all parts run, even if some raise or are interrupted
-            parts.callback(self._stopped)
+            parts.callback(setattr, self, "_running", False)
             parts.callback(self._frames.close)
             parts.callback(self._quietly, self._stop_recorder)
             parts.callback(self._quietly, self._note_end)
-
-    def _stopped(self) -> None:
-        self._running = False
 
     def _quietly(self, stop_part: Callable[[], None]) -> None:
         """Stop a part of the recording, and retry once if interrupted. `trace` raises a stored error."""
@@ -380,14 +377,16 @@ class CaptureSession:
         )
         if self._resident:
             memory = replace(memory, resident_bytes=self._unused_bytes(roots, recorder))
+        is_compiled = trace.compiled or bool(self._compiled)
+        before = self._compiled_before or environment.NO_COMPILATIONS
         return self._with_device(
             replace(
                 trace,
                 parameters=environment.describe_parameters(roots) or environment.describe_leaves(leaves),
                 memory=memory,
                 buffers=buffers,
-                compiled=trace.compiled or bool(self._compiled),
-                compile_seconds=self._compile_seconds() if trace.compiled or self._compiled else None,
+                compiled=is_compiled,
+                compile_seconds=environment.compilations().seconds_since(before) if is_compiled else None,
                 software={**trace.software, **environment.software_versions()},
             )
         )
@@ -423,9 +422,6 @@ class CaptureSession:
             return held
         is_of_step = torch.cuda.max_memory_allocated(self._device) <= EARLIER_PEAK_RATIO * peak
         return held if is_of_step else None
-
-    def _compile_seconds(self) -> float | None:
-        return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
 
     def _with_device(self, trace: Trace) -> Trace:
         """Return the Trace with the GPU's name and memory. On other devices, use the device type of most tensors."""

@@ -122,7 +122,7 @@ def architecture_of(trace: Trace) -> str | None:
 def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> MeasuredGain | None:
     """Return the speed-up relative to the latest earlier run that differs by one change; None without one."""
     for earlier in reversed(records):
-        if _is_alike(earlier, now):
+        if earlier.layout == now.layout and earlier.architecture == now.architecture is not None:
             for before, after in ((earlier, now), (now, earlier)):
                 change = _change(before.settings, after.settings)
                 if change is not None:
@@ -147,10 +147,6 @@ def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) 
         if change is not None and without:
             found.setdefault(change, []).extend(_gain(before, after) for before in without)
     return {change: tuple(gains) for change, gains in found.items()}
-
-
-def _is_alike(one: HistoryRecord, other: HistoryRecord) -> bool:
-    return one.layout == other.layout and one.architecture == other.architecture is not None
 
 
 def _gain(before: HistoryRecord, after: HistoryRecord) -> float:
