@@ -309,8 +309,12 @@ def _early_end(predictions: AbstractPredictions) -> Iterator[str]:
 
 
 def _uncertain_bottleneck(predictions: AbstractPredictions) -> Iterator[str]:
-    if any(bound_by(one).endswith("?") for one in predictions.values()):
-        yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
+    launches = [one.host_seconds or 0.0 for one in predictions.values() if bound_by(one).endswith("?")]
+    if launches:
+        yield (
+            f"?: the CPU speed is assumed ({milliseconds(max(launches))} ms to launch the step), so either host or "
+            "device may be the bottleneck."
+        )
 
 
 def _indirect(predictions: AbstractPredictions) -> Iterator[str]:
@@ -380,6 +384,7 @@ NOTES: Final[Mapping[str, NoteRule]] = {
     "decisive": _given(is_decisive),
     "other vendor": _other_vendor,
     "whole machine": _whole_machine,
+    "uncertain bottleneck": _uncertain_bottleneck,
     "extrapolated": _extrapolated,
     "folded": _folded,
     "ambiguous name": _ambiguous_name,
@@ -388,7 +393,6 @@ NOTES: Final[Mapping[str, NoteRule]] = {
     "old prices": _old_prices,
     "plain": _given(lambda note: not is_decisive(note) and not is_detail(note)),
     "indirect": _indirect,
-    "uncertain bottleneck": _uncertain_bottleneck,
     "early end": _early_end,
     "in use": _in_use,
     "parts of total": _parts_of_total,

@@ -79,7 +79,10 @@ ENDLESS = with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3
         (
             "uncertain bottleneck",
             of(with_values(T4, verdict=replace(DEVICE, is_doubtful=True))),
-            ["?: the CPU speed is assumed, so either host or device may be the bottleneck."],
+            [
+                "?: the CPU speed is assumed (5.00 ms to launch the step), "
+                "so either host or device may be the bottleneck."
+            ],
         ),
         ("parts of total", of(with_values(T4, checkpoint_seconds=120.0)), [INTERVAL]),
         (
