@@ -24,8 +24,9 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.memory.simulation import copy_bytes
 from lightning_predict.prediction import predict_workload, remaining_steps
-from lightning_predict.record.trace import DTYPE_BYTES, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, TensorInfo, Trace
 from lightning_predict.reports.memory import WayToFit
 
 EIGHT_BITS: Final = DTYPE_BYTES["int8"] / DTYPE_BYTES["float32"]
@@ -79,19 +80,47 @@ def _applies(name: str, trace: Trace, gpu: Gpu) -> bool:
     return change_named(name).why_not(trace, gpu) is None
 
 
+def with_eight_bit_state(trace: Trace) -> Trace:
+    """Return the step with the memory of an optimizer with 8-bit state. Its times are no longer those of the step.
+
+    The update runs one parameter at a time, as in bitsandbytes, and thus without temporary tensors.
+    """
+    known = {
+        tensor.id
+        for operation in trace.operations
+        if operation.phase != "optimizer"
+        for tensor in (*operation.inputs, *operation.outputs)
+    }
+
+    def lasting(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+        return tuple(tensor for tensor in tensors if tensor.id in known)
+
+    operations = tuple(
+        replace(operation, inputs=lasting(operation.inputs), outputs=lasting(operation.outputs))
+        if operation.phase == "optimizer"
+        else operation
+        for operation in trace.operations
+    )
+    memory = trace.memory
+    memory = replace(
+        memory,
+        optimizer_state_bytes=ceil(EIGHT_BITS * (memory.optimizer_state_bytes or 0)),
+        resident_bytes=(memory.resident_bytes or 0) + copy_bytes(trace),  # for example an EMA, which stays as it is
+    )
+    return replace(trace, operations=operations, memory=memory)
+
+
 def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
     """Yield the step with these changes and its largest batch, if one fits."""
     words = []
     for name in names:
         if name == CHANGES[-1]:
-            state = ceil(EIGHT_BITS * (trace.memory.optimizer_state_bytes or 0))
-            trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
             words.append(_STATE_WORDS)
         else:
             change = change_named(name)
             trace, _ = change.apply(trace, assumptions)
             words.append(change.words)
-    scaled = ScaledMemory(trace)
+    scaled = ScaledMemory(with_eight_bit_state(trace) if CHANGES[-1] in names else trace)
     largest = largest_batch(scaled, layout, Strategy()).batch_size
     if largest is None:
         return

@@ -14,7 +14,7 @@ from typing import Final
 
 from lightning_predict.advice.batch_size import why_no_other_batch
 from lightning_predict.advice.changes import change_named
-from lightning_predict.advice.fitting_changes import EIGHT_BITS, ways_to_fit
+from lightning_predict.advice.fitting_changes import ways_to_fit, with_eight_bit_state
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
@@ -99,9 +99,8 @@ def _savings(
     blocks = blocks_of(trace)
     reserved = simulated(blocks).reserved_bytes
     if blocks.state:
-        small = tuple(round(EIGHT_BITS * size) for size in blocks.state)
-        less = reserved - simulated(replace(blocks, state=small)).reserved_bytes
-        yield MemorySaving("an optimizer with 8-bit state", float(less))
+        less = before - _reserved(with_eight_bit_state(trace), gpu)
+        yield MemorySaving("an optimizer with 8-bit state", less)
     apart = reserved - simulated(blocks, expandable_segments=True).reserved_bytes
     yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.advice.fitting_changes import with_eight_bit_state
 from lightning_predict.advice.memory_savings import memory_report
 from lightning_predict.hardware import gpu
+from lightning_predict.memory.step_memory import step_memory
+from lightning_predict.record.quantization import BlockwiseAdamW
 from lightning_predict.record.trace import Trace
 
 
@@ -24,11 +30,11 @@ class Block(nn.Module):
         return data + changed
 
 
-def step_of_blocks(*, width: int, samples: int, blocks: int = 4) -> Trace:
+def step_of_blocks(*, width: int, samples: int, blocks: int = 4, optimizer_class: Any = torch.optim.AdamW) -> Trace:
     with torch.device("meta"):
         model = nn.Sequential(*(Block(width) for _ in range(blocks)))
         data = torch.empty(samples, 512, width)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = optimizer_class(model.parameters())
 
     def step() -> None:
         model(data).square().mean().backward()
@@ -68,6 +74,21 @@ def test_step_whose_weights_do_not_fit_names_adapters() -> None:
     assert "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits" in " ".join(
         report.lines()
     )
+
+
+def test_8_bit_state_needs_the_memory_of_a_recorded_8_bit_optimizer_and_fits_where_it_fits() -> None:
+    # 4 x 8 x 6,144 squared parameters: 4.83 GB each of weights and gradients, and 9.66 or 2.42 GB of state.
+    step = partial(step_of_blocks, width=6144, samples=1)
+    recorded, assumed = (
+        step_memory(one) for one in (step(optimizer_class=BlockwiseAdamW), with_eight_bit_state(step()))
+    )
+    assert recorded is not None
+    assert assumed is not None
+    need = assumed.bytes_on(gpu("RTX-3090"))
+    assert need == pytest.approx(recorded.bytes_on(gpu("RTX-3090")), rel=0.01)
+    assert need < 13e9
+    (way, *_) = lp.ways_to_fit(step(), "T4")
+    assert way.changes == ("an optimizer with 8-bit state (bitsandbytes)",)
 
 
 @pytest.mark.parametrize("name", ["T5", ""])
