@@ -169,6 +169,46 @@ def test_adapters_can_have_the_dtype_of_the_model(gpt2: str) -> None:
     assert "LoRA of rank 4 in c_attn, c_proj, adapters in bfloat16" in trace.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "intermediate_size": 64}, "qkv_proj"),
+        ({"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"], "dim": 64}, "q_lin, v_lin"),
+    ],
+)
+def test_adapters_are_at_queries_and_values_where_peft_has_no_default(
+    config: dict[str, Any], layers: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "n_heads": 2, "vocab_size": 500, "pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | config), encoding="utf-8")
+    trace = lp.step_of(str(tmp_path), length=64, lora=4)
+    assert f"LoRA of rank 4 in {layers}, adapters in float32" in trace.notes[0]
+
+
+def test_model_without_usual_projections_names_its_layers_and_the_profile(tmp_path: Path, gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    config = {"model_type": "fnet", "architectures": ["FNetForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 1}
+    (tmp_path / "fnet").mkdir()
+    (tmp_path / "fnet" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InvalidArgumentError) as raised:
+        lp.step_of(str(tmp_path / "fnet"), length=64, lora=4)
+    assert str(raised.value) == (
+        "LoRA adapts no layer of this model. Its layers are named decoder, dense, projection. Give some of them, or "
+        "all-linear, as lora_targets: of step_of, or in the table [model] of a profile (--profile on the command line)."
+    )
+    with pytest.raises(
+        InvalidArgumentError, match=r"^LoRA adapts no layer of this model by lora_targets='q_proj'\. Its "
+    ):
+        lp.step_of(gpt2, length=64, lora=4, lora_targets="q_proj")
+    profile = tmp_path / "profile.toml"
+    profile.write_text('[model]\nlora_targets = "dense"\n', encoding="utf-8")
+    words = ["predict", str(tmp_path / "fnet"), "--length", "64", "--lora", "4", "--gpus", "L4"]
+    assert main([*words, "--profile", str(profile)]) == 0
+
+
 def test_16_bit_model_runs_under_autocast(gpt2: str) -> None:
     pytest.importorskip("transformers")
     trace = lp.step_of(gpt2, length=64, precision="bf16-true", recipe="autocast")

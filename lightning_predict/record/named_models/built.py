@@ -6,14 +6,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
+from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.record.named_models.options import StepOptions
 from lightning_predict.record.quantization import as_4bit, others_in_float32
+
+PROJECTIONS: Final = (
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("q_lin", "v_lin"),
+    ("query_proj", "value_proj"),
+    ("q", "v"),
+    ("q_b_proj", "kv_b_proj"),
+    ("query_key_value",),
+    ("qkv_proj",),
+    ("Wqkv",),
+    ("qkv",),
+)
+"""Names of the projections that LoRA adapts (queries and values, as in its paper), likeliest first.
+
+PEFT's own choice has the same names, but only for some types of models.
+"""
 
 
 @final
@@ -89,13 +107,19 @@ def quantized(model: nn.Module, options: StepOptions) -> list[str]:
     return [f"{words}, all others in {options.numbers().dtype}"]
 
 
+def _is_projection(layer: nn.Module) -> bool:
+    """Return whether a layer multiplies by a matrix, so that PEFT can adapt it."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() > 1 and not isinstance(layer, nn.Embedding)
+
+
 def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | None = None) -> tuple[Any, list[str]]:
     """Freeze a model and add LoRA's adapters, as PEFT does; return it with phrases that describe it.
 
     Args:
         model: The model.
         options: With the rank and the adapted layers; without a rank, the model stays as it is.
-        usual: Names of the layers that are adapted by default; None for PEFT's choice.
+        usual: Names of the layers that are adapted by default; None for PEFT's choice, or else `PROJECTIONS`.
 
     Raises:
         InvalidArgumentError: PEFT finds no such layers.
@@ -108,14 +132,19 @@ def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | Non
     targets: Any = usual if named is None else named if isinstance(named, str) else list(named)
     if isinstance(targets, str) and targets != "all-linear":
         targets = [one.strip() for one in targets.split(",") if one.strip()]
+    names = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_projection(layer)}
+    config: Any = model.config
+    if targets is None and config.model_type not in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+        targets = next((list(pair) for pair in PROJECTIONS if names.issuperset(pair)), None)
     dtype = dtype_of_model(options) if "16-bit-adapters" in options.recipes else torch.float32
     try:
         with torch.device("meta"):
-            config = peft.LoraConfig(r=options.lora, target_modules=targets)
-            adapted = peft.get_peft_model(model, config)
+            adapted = peft.get_peft_model(model, peft.LoraConfig(r=options.lora, target_modules=targets))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"PEFT adds no adapters: {error} Name layers: lora_targets=q_proj,v_proj."
+            f"LoRA adapts no layer of this model{'' if named is None else f' by lora_targets={shown(named)}'}. "
+            f"Its layers are named {', '.join(sorted(names))}. Give some of them, or all-linear, as lora_targets: of "
+            "step_of, or in the table [model] of a profile (--profile on the command line)."
         ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
