@@ -37,7 +37,7 @@ from lightning_predict.record.recorded_on import gpu_in_use, has_measured_host
 from lightning_predict.record.trace import Trace, measured_seconds
 from lightning_predict.reports.format import gibibytes, listed
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.workload import Loader, Workload, predict_run
+from lightning_predict.run.workload import STEPS_SHOWN, Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.weights.source import AnyWeights
@@ -342,11 +342,15 @@ def _heading(
     is_training = any(one.phase in ("backward", "optimizer") for one in trace.operations)
     alone = "A training step" if is_training else "A forward pass (no backward pass was recorded)"
     one, several = ("step", "steps") if is_training else ("forward pass", "forward passes")
+    own = {one.gpu: one.run.shown_iterations if steps is None else one.iterations for one in predictions}
+    is_unknown = all(one.total_seconds is None for one in predictions)
+    if is_unknown and any(number != STEPS_SHOWN for number in own.values()):
+        steps = STEPS_SHOWN
     count = alone if steps is None else f"{steps:,} {one if steps == 1 else several}"
     shared = [
-        f" = {one.iterations:,} × batch {one.run.samples_per_iteration:,} ({one.gpu})"  # noqa: RUF001
+        f" = {own[one.gpu]:,} × batch {one.run.samples_per_iteration:,} ({one.gpu})"  # noqa: RUF001
         for one in sorted(predictions, key=lambda one: one.num_gpus)
-        if one.iterations not in (None, steps) and one.run.samples_per_iteration is not None
+        if steps is not None and own[one.gpu] not in (None, steps) and one.run.samples_per_iteration is not None
     ]
     parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}{''.join(shared[:MAX_SHARED])}"]  # noqa: RUF001
     autocast = trace.flags.autocast_dtype

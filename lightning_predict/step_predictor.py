@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,7 @@ from lightning_predict.record.torch_releases import for_torch_release, release_o
 from lightning_predict.record.trace import Trace, measured_seconds, weighted_kinds
 from lightning_predict.reports.format import listed
 from lightning_predict.run.workload import (
+    STEPS_SHOWN,
     Run,
     Workload,
     predict_run,
@@ -314,13 +316,14 @@ class StepPredictor:
         return self.corrected(self.with_work(run, groups), layout)
 
     def with_work(self, run: Run, groups: float) -> Run:
-        """Return a run with the FLOPs and tokens of a step that consists of `groups` recorded batches."""
+        """Return a run with the FLOPs, tokens and shown number of steps that consist of `groups` recorded batches."""
         work = self._work
         return replace(
             run,
             flops=None if work.flops is None else groups * work.flops,
             flops_dtype=work.dtype,
             tokens_per_iteration=None if work.tokens is None else round(groups * work.tokens),
+            shown_iterations=math.ceil(STEPS_SHOWN * self.trace.world_size / groups),
         )
 
     def corrected(self, run: Run, layout: Layout | None) -> Run:

@@ -19,6 +19,8 @@ from lightning_predict.layouts.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.reports.format import gibibytes
+from lightning_predict.reports.ranking import rank
+from lightning_predict.reports.table_rows import shown_period
 from lightning_predict.run.workload import Workload
 
 DATA = TensorInfo((4096, 4096), "float32")
@@ -54,6 +56,28 @@ def test_layout_and_its_gpu_have_separate_rows() -> None:
     assert eight.iteration_seconds == pytest.approx(single.iteration_seconds + eight.added_seconds)
     assert single.iteration_seconds < eight.iteration_seconds < sixteen.iteration_seconds
     assert eight.device_seconds == single.device_seconds
+
+
+def test_run_of_unknown_length_compares_as_many_samples_as_1000_steps() -> None:
+    layouts = ["L4", "2xL4", "3xL4"]
+    unknown, known = (lp.predict(TRACE, layouts, iterations=count, usd_per_hour=1.0) for count in (None, 1000))
+    # 1,000 steps of 8 samples are 500 of 16, and 333.3 of 24: the last is a whole step, too.
+    assert unknown.heading == known.heading
+    assert (unknown.heading or "").startswith("1,000 steps × batch 8 = 500 × batch 16 (2xL4) = 334 × batch 24 (3xL4)")  # noqa: RUF001
+    period = shown_period(unknown)
+    assert period.title == "1,000 steps"
+    for name in layouts:
+        shown = period.seconds(unknown[name])
+        assert shown is not None
+        assert shown.middle == pytest.approx(known[name].total_seconds)
+        assert period.cost_usd(unknown[name]) == pytest.approx(known[name].cost_usd)
+    ranked = (rank(unknown).fastest, rank(known).fastest)
+    assert ranked[0] is not None
+    assert ranked[1] is not None
+    assert ranked[0].gpu == ranked[1].gpu
+    assert 1000 * ranked[0].seconds == pytest.approx(ranked[1].seconds)
+    # One layout of the recorded size needs no equation.
+    assert (lp.predict(TRACE, ["L4"]).heading or "").startswith("A training step × batch 8, ")  # noqa: RUF001
 
 
 def test_layout_is_found_by_each_of_its_names() -> None:

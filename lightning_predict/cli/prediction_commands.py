@@ -47,7 +47,7 @@ def predict(
             the path of a config.json or its folder.
         gpus: all, datacenter or consumer (GPUs with a current price; the best are shown), or names of GPUs or
             layouts (8xL4, 2x8xH100), separated by commas.
-        iterations: Remaining training steps; without it, times and costs are for 1,000 steps.
+        iterations: Remaining training steps; without it, times and costs are for 1,000 steps as recorded.
         profile: TOML file with the machines, links, prices and other assumptions.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).

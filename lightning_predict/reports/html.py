@@ -198,6 +198,7 @@ def _data(line: Prediction | MachineInUse) -> Mapping[str, str]:
     values: dict[str, str | float | None] = {
         "total": total,
         "step": line.cycle.middle,
+        "shown": line.run.shown_iterations,
         "price": price,
         "fixed": fixed,
         "provider": line.price.provider,

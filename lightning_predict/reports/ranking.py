@@ -38,7 +38,8 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.reports.table_rows import STEPS_SHOWN, TableLine, bound_by, name_in_use
+from lightning_predict.reports.table_rows import TableLine, bound_by, name_in_use
+from lightning_predict.run.workload import STEPS_SHOWN
 
 
 @final
@@ -122,7 +123,8 @@ class Ranking:
     """Recommended GPUs, and GPUs that cannot be recommended.
 
     Attributes:
-        per_iteration: Whether times and costs are per iteration because the length of the run is unknown.
+        per_iteration: Whether times and costs are of the samples of one recorded iteration, because the length of the
+            run is unknown.
         cheapest: The GPU with the lowest cost; None if no price is known.
         fastest: The fastest GPU; None if the run fits on no GPU.
         as_fast: Names of GPUs within 1 % of the time of `fastest`, in the requested order.
@@ -580,7 +582,8 @@ def _amount_within(one: RankedGpu, seconds: float) -> str:
     if epoch and steps >= epoch:
         epochs = steps // epoch
         return f"{epochs:,} epoch{'' if epochs == 1 else 's'} ({epochs * epoch:,} steps) on {with_article(one.gpu)}"
-    return f"{steps:,} steps on {with_article(one.gpu)}"
+    recorded = math.floor(seconds / one.prediction.run.pace * STEPS_SHOWN / one.prediction.run.shown_iterations)
+    return f"{recorded:,} steps on {with_article(one.gpu)}"
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
@@ -619,8 +622,8 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
 def _time_and_cost(line: TableLine, per_iteration: bool) -> tuple[Interval[float], float | None]:
     if not per_iteration and line.remaining is not None:
         return line.remaining, line.cost_usd
-    price = line.usd_per_hour
-    return line.cycle, None if price is None else seconds_to_hours(line.cycle_seconds) * price
+    price, time = line.usd_per_hour, line.cycle.scaled(line.run.shown_iterations / STEPS_SHOWN)
+    return time, None if price is None else seconds_to_hours(time.middle) * price
 
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:

@@ -46,7 +46,7 @@
   };
 
   // Time and cost of a row. Validation and checkpoints grow with the steps; setup and storage do not.
-  const secondsOf = (row) => (steps ? (number(row, "total") * stepsNow()) / steps : number(row, "step") * 1000);
+  const secondsOf = (row) => (steps ? (number(row, "total") * stepsNow()) / steps : number(row, "step") * number(row, "shown"));
   const costOf = (row) => (secondsOf(row) / 3600) * number(row, "price") + (number(row, "fixed") || 0);
 
   const sortValue = (row, title) => {

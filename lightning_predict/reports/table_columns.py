@@ -190,7 +190,7 @@ def _total_cell(predictions: AbstractPredictions, line: TableLine) -> str | None
 
 
 def _most(predictions: AbstractPredictions, line: TableLine) -> str:
-    return "≤ " if line.at_most and shown_period(predictions).times is None else ""
+    return "≤ " if line.at_most and shown_period(predictions).is_whole else ""
 
 
 def _interval_cell(predictions: AbstractPredictions, line: TableLine) -> str | None:
@@ -206,7 +206,7 @@ def _cost_cell(predictions: AbstractPredictions, line: TableLine) -> str | None:
     amount = span.cost_usd(line)
     if amount is None:
         return None
-    text = usd(amount) if span.times is None else usd_of_steps(amount)
+    text = usd(amount) if span.is_whole else usd_of_steps(amount)
     return text if text.startswith("<") else _most(predictions, line) + text
 
 

@@ -304,7 +304,7 @@ def _old_prices(predictions: AbstractPredictions) -> Iterator[str]:
 
 
 def _early_end(predictions: AbstractPredictions) -> Iterator[str]:
-    if shown_period(predictions).times is None and any(one.at_most for one in predictions.values()):
+    if shown_period(predictions).is_whole and any(one.at_most for one in predictions.values()):
         yield "≤: the run may end earlier."
 
 

@@ -16,9 +16,7 @@ from lightning_predict.base.ties import clearly_less
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.reports.format import duration
-
-STEPS_SHOWN: Final = 1000
-"""If the length of the run is unknown, times and costs are shown for this number of steps."""
+from lightning_predict.run.workload import STEPS_SHOWN
 
 LARGE_PART: Final = 0.1
 """Parts of a total other than training steps, and waits for the loader, are shown without `verbose` from this share."""
@@ -67,26 +65,26 @@ def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
 @final
 @dataclass(frozen=True, slots=True)
 class ShownPeriod:
-    """Period of the shown times and costs: the run, or `STEPS_SHOWN` steps if the length of the run is unknown.
+    """Period of the shown times and costs: the run, or if its length is unknown, `STEPS_SHOWN` recorded steps.
+
+    A row whose step has more samples than the recorded step takes fewer steps for the same samples.
 
     Attributes:
         title: Title of the time column.
-        times: Number of steps; None for the whole run.
+        is_whole: Whether the period is the run.
     """
 
     title: str
-    times: int | None = None
+    is_whole: bool = True
 
     def seconds(self, line: TableLine) -> Interval[float] | None:
         """Return the time of the period in one row, with its interval; None if unknown."""
-        if self.times is None:
-            return line.remaining
-        return line.cycle.scaled(self.times)
+        return line.remaining if self.is_whole else line.cycle.scaled(line.run.shown_iterations)
 
     def cost_usd(self, line: TableLine) -> float | None:
         """Return the cost of the period in one row; None if unknown."""
         price, seconds = line.price, self.seconds(line)
-        if self.times is None:
+        if self.is_whole:
             return price.cost_usd
         return (
             None
@@ -98,7 +96,7 @@ class ShownPeriod:
 def shown_period(predictions: AbstractPredictions) -> ShownPeriod:
     """Choose the period for which times and costs are shown."""
     if predictions and all(one.total_seconds is None for one in predictions.values()):
-        return ShownPeriod(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
+        return ShownPeriod(f"{STEPS_SHOWN:,} steps", is_whole=False)
     return ShownPeriod("rest of the run" if predictions.is_running else "total")
 
 

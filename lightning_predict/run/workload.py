@@ -35,6 +35,10 @@ ESTIMATED_WRITING: Final = 4.0
 """Factor of the interval of a checkpoint's time that is estimated from its size."""
 
 
+STEPS_SHOWN: Final = 1000
+"""If the length of a run is unknown, times and costs are shown for the samples of this number of recorded steps."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
@@ -183,6 +187,7 @@ class Run:
         flops: FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown.
         flops_dtype: dtype of most of the FLOPs; None if unknown.
         tokens_per_iteration: Tokens of a training step on all GPUs; None if unknown.
+        shown_iterations: Number of training steps with the samples of `STEPS_SHOWN` recorded steps.
     """
 
     gpu: str
@@ -206,6 +211,7 @@ class Run:
     flops: float | None = None
     flops_dtype: str | None = None
     tokens_per_iteration: int | None = None
+    shown_iterations: int = STEPS_SHOWN
 
     @property
     def total_seconds(self) -> float | None:
