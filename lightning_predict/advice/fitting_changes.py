@@ -125,17 +125,25 @@ def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assu
     if largest is None:
         return
     recorded = trace.samples_per_batch
-    batch = min(largest, recorded)
+    accumulate = ceil(recorded / largest)
+    batch, smaller = ceil(recorded / accumulate), recorded // accumulate
     need = scaled.need(batch, layout, Strategy())
-    step = trace if batch == recorded else with_samples(trace, batch)
-    time = predict_workload(step, [layout], remaining_steps(step, None), assumptions).items_in_order[0]
+    together = replace(assumptions, strategy=Strategy(accumulate=accumulate))
+    seconds = {
+        size: predict_workload(step, [layout], remaining_steps(step, None), together)
+        .items_in_order[0]
+        .iteration_seconds
+        for size in {batch, smaller}
+        for step in [trace if size == recorded else with_samples(trace, size)]
+    }
+    smaller_share = batch - recorded / accumulate  # of the batches, which are one sample smaller
     yield WayToFit(
         gpu=layout.gpu.name,
         changes=tuple(words),
         batch_size=batch,
-        accumulate=ceil(recorded / batch),
+        accumulate=accumulate,
         largest_batch=largest,
-        seconds=time.iteration_seconds * recorded / batch,
+        seconds=(1 - smaller_share) * seconds[batch] + smaller_share * seconds[smaller],
         process_bytes=None if need.process is None else need.process.middle,
         fit_probability=need.fit_probability,
     )

@@ -72,12 +72,14 @@ class LargestBatch:
     @property
     def sentence(self) -> str:
         """Sentence that states the largest batch."""
-        even = self.batch_size_at_50_percent
+        on, even = f"Largest batch on the {self.gpu}", self.batch_size_at_50_percent
+        if even is None:
+            return f"{on}: not even one sample fits with a chance of {FITS_FROM:.0%}."
+        at_best = "1 has" if even == 1 else f"{even:,} have"
         if self.batch_size is None or self.fit_probability is None:
-            more = "" if even is None else f", though {even:,} fit as predicted"
-            return f"Largest batch on the {self.gpu}: not even one sample fits with a chance of {FITS_FROM:.0%}{more}."
-        chances = f"({self.fit_probability:.0%}); {even:,} have an even chance"
-        return f"Largest batch on the {self.gpu}: {self.batch_size:,} samples {chances}."
+            return f"{on}: none fits with a chance of {FITS_FROM:.0%}; {at_best} an even chance."
+        samples = "1 sample" if self.batch_size == 1 else f"{self.batch_size:,} samples"
+        return f"{on}: {samples} ({self.fit_probability:.0%}); {at_best} an even chance."
 
 
 @fill_in_assumptions

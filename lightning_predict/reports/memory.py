@@ -61,10 +61,10 @@ class WayToFit:
     Attributes:
         gpu: Name of the GPU.
         changes: Descriptions of the changes; empty if the step fits as it is.
-        batch_size: Samples of a batch: as recorded, or fewer, accumulated.
-        accumulate: Number of batches per update that give at least the recorded number of samples.
+        batch_size: Samples of a batch: as recorded, or fewer, accumulated; the last batches may hold one less.
+        accumulate: Number of batches per update: the fewest that give the recorded number of samples.
         largest_batch: Largest batch that fits with a probability of 97 %.
-        seconds: Seconds for the recorded number of samples.
+        seconds: Seconds of these batches, which hold the recorded samples, and of their update.
         process_bytes: Memory of the process with `batch_size`; None if unknown.
         fit_probability: Probability that `batch_size` fits.
     """
@@ -86,7 +86,7 @@ class WayToFit:
     @property
     def sentence(self) -> str:
         """Sentence with the changes, the time, the memory and the largest batch."""
-        smaller = f"a batch of {self.batch_size:,}, accumulated {self.accumulate} times"
+        smaller = f"a batch of at most {self.batch_size:,}, accumulated {self.accumulate} times"
         words = [*self.changes, *([smaller] if self.accumulate > 1 else [])] or ["no change"]
         chance = "" if self.fit_probability is None else f" (fits with {share(self.fit_probability)})"
         memory = "" if self.process_bytes is None else f", {gibibytes(self.process_bytes)} GiB{chance}"

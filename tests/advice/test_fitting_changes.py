@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.advice.batch_size import with_samples
 from lightning_predict.advice.fitting_changes import with_eight_bit_state
 from lightning_predict.advice.memory_savings import memory_report
 from lightning_predict.hardware import gpu
+from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.quantization import BlockwiseAdamW
 from lightning_predict.record.trace import Trace
@@ -53,7 +56,27 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     assert [way.number for way in ways] == sorted(way.number for way in ways)
     assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)
     assert all(way.fit_probability is not None and way.fit_probability >= 0.97 for way in ways)
-    assert all(way.batch_size <= min(256, way.largest_batch) and way.batch_size * way.accumulate >= 256 for way in ways)
+    for way in ways:
+        assert way.accumulate == ceil(256 / way.largest_batch)
+        assert way.batch_size == ceil(256 / way.accumulate)
+
+
+def test_smaller_batches_share_the_samples_evenly_and_one_update() -> None:
+    trace = step_of_blocks(width=1024, samples=256)
+    way = next(way for way in lp.ways_to_fit(trace, "RTX-3060") if not way.changes)
+    # 256 samples are batches of 86, 85 and 85.
+    assert (way.accumulate, way.batch_size) == (3, 86)
+    assert way.largest_batch > 86
+    assert way.sentence.startswith("a batch of at most 86, accumulated 3 times: ")
+    strategies = [(86, 3), (85, 3), (86, 1)]
+    more, less, single = (
+        lp.predict(with_samples(trace, size), ["RTX-3060"], strategy=Strategy(accumulate=batches), history=False)[
+            "RTX-3060"
+        ].iteration_seconds
+        for size, batches in strategies
+    )
+    assert way.seconds == pytest.approx((more + 2 * less) / 3)
+    assert 2 * single < way.seconds < 3 * single  # one update instead of three
 
 
 def test_step_that_fits_needs_no_change() -> None:

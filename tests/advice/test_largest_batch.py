@@ -92,6 +92,24 @@ def test_no_batch_fits_if_the_model_alone_is_too_large() -> None:
     assert found.sentence == "Largest batch on the L4: not even one sample fits with a chance of 97%."
 
 
+@pytest.mark.parametrize(
+    ("safe", "even", "sentence"),
+    [
+        (None, 1, "none fits with a chance of 97%; 1 has an even chance."),
+        (None, 3, "none fits with a chance of 97%; 3 have an even chance."),
+        (1, 1, "1 sample (98%); 1 has an even chance."),
+        (1, 2, "1 sample (98%); 2 have an even chance."),
+    ],
+)
+def test_one_sample_is_singular_and_an_even_chance_contradicts_no_fit(
+    safe: int | None, even: int, sentence: str
+) -> None:
+    found = LargestBatch(
+        gpu="L4", batch_size=safe, fit_probability=0.98, memory_bytes=None, batch_size_at_50_percent=even
+    )
+    assert found.sentence == f"Largest batch on the L4: {sentence}"
+
+
 def test_measured_peak_corrects_all_batch_sizes() -> None:
     derived = step_memory(kept())
     assert derived is not None
