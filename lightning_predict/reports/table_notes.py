@@ -166,6 +166,16 @@ def _tight(predictions: AbstractPredictions) -> Iterator[str]:
         yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 
 
+def _filled(predictions: AbstractPredictions) -> Iterator[str]:
+    filled = [
+        f"{one.gpu} {gibibytes(one.memory.required_bytes)} GiB"
+        for one in predictions.values()
+        if one.memory_fit == "fits" and (held := one.memory.reserved) is not None and held.middle == held.high
+    ]
+    if filled:
+        yield f"Full, but fits: torch's allocator frees what it caches when the GPU is full. Needed: {listed(filled)}."
+
+
 def _other_precision(predictions: AbstractPredictions) -> Iterator[str]:
     for precision, names in _names_by(predictions, lambda one: one.precision).items():
         yield f"{listed(names)}: predicted in {precision}, the precision to use there, because bfloat16 is emulated."
@@ -378,6 +388,7 @@ def _prices(predictions: AbstractPredictions) -> Iterator[str]:
 NOTES: Final[Mapping[str, NoteRule]] = {
     "too large": _too_large,
     "tight": _tight,
+    "filled": _filled,
     "time limit": _time_limit,
     "large parts": _large_parts,
     "other precision": _other_precision,

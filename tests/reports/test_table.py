@@ -16,8 +16,9 @@ from rich.console import Console
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note, details
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.hardware.layouts import Layout
+from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.hardware.user_gpus import read_gpus
+from lightning_predict.memory.step_memory import memory_need
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import grid, markdown_table, plain_table, print_table
 from lightning_predict.reports.table_notes import NOTES
@@ -46,6 +47,7 @@ def printed(predictions: Predictions, width: int, *, verbose: bool = False) -> s
 
 DEVICE = Verdict(bound_by="device", idle_share=0.0, gain=0.5, critical_path={})
 SHORT = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
+L4 = layout_of("L4")
 ALONE = with_values(MINIMAL, iteration=Interval(0.4, 0.4, 0.4))
 FOUR = with_values(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
 EIGHT = with_values(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
@@ -121,6 +123,13 @@ ENDLESS = with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3
                 "parallel` finds ways to split the model among GPUs."
             ],
         ),
+        # An L4 has 21.0 GiB: 24 GiB would fill it, of which the allocator releases 8; 16 GiB do not fill it.
+        (
+            "filled",
+            of(replace(MINIMAL, memory=memory_need(L4, 24 * GIBIBYTE, releasable_bytes=8 * GIBIBYTE))),
+            ["Full, but fits: torch's allocator frees what it caches when the GPU is full. Needed: L4 16.0 GiB."],
+        ),
+        ("filled", of(replace(MINIMAL, memory=memory_need(L4, 16 * GIBIBYTE))), []),
         ("extrapolated", of(SEEN), []),
         (
             "extrapolated",
