@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+from lightning_predict.base.ties import clearly_less
 from lightning_predict.base.units import seconds_to_hours
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.hardware.layouts import Layout, layout_of
@@ -99,14 +100,20 @@ class CostCurve:
 
     @property
     def sentence(self) -> str:
-        """Sentence that names the largest layout up to which more GPUs pay off."""
+        """Sentence that names the largest layout up to which more GPUs pay off, in time or in money."""
         last, best = self.points[-1], self.pays_up_to
+        alone, together = (one.usd_per_million_samples for one in (self.points[0], best))
+        saved, cost = "time", ""
+        if alone is not None and together is not None and best != self.points[0]:
+            saved = "time and money" if clearly_less(together, alone) else "time, not money,"
+            cost = f" A million samples cost {usd(together)} on {best.name}, {usd(alone)} on {self.points[0].name}."
+        start = f"Further GPUs save {saved} up to {best.name}"
         if best == last:
-            return f"Further GPUs pay up to {last.name}, the largest asked for, at {share(last.efficiency)} efficiency."
+            return f"{start}, the largest asked for, at {share(last.efficiency)} efficiency.{cost}"
         following = self.points[self.points.index(best) + 1]
         return (
-            f"Further GPUs pay up to {best.name} ({share(best.efficiency)} efficiency); in {following.name} each of "
-            f"those added does less than {share(MIN_GAIN)} of the work of one alone."
+            f"{start} ({share(best.efficiency)} efficiency); in {following.name} each of those added does less than "
+            f"{share(MIN_GAIN)} of the work of one alone.{cost}"
         )
 
 

@@ -151,7 +151,7 @@ def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path
     ran = run(*words)
     assert ran.code == 0
     assert [line.split()[0] for line in ran.out.splitlines()[2:6]] == list(names_up_to("2x4xH100-SXM-80GB"))
-    assert "Further GPUs pay up to" in ran.out
+    assert "Further GPUs save time" in ran.out
     page = report.read_text(encoding="utf-8")
     assert "More H100-SXM-80GB" in page
     assert "Samples a second over the number of H100-SXM-80GB" in page
@@ -175,8 +175,22 @@ def test_gpus_pay_off_while_each_adds_half_a_gpu() -> None:
     # 10 samples a second on one; the second adds 9, the next two 6.5 each, the last four 2.5 each, less than 5.
     curve = CostCurve("L4", (point(1, 10), point(2, 19), point(4, 32), point(8, 42)))
     assert curve.pays_up_to.gpus == 4
-    assert curve.sentence.startswith("Further GPUs pay up to 4xL4 (80 % efficiency); in 8xL4 each of those added")
+    assert curve.sentence.startswith("Further GPUs save time up to 4xL4 (80 % efficiency); in 8xL4 each of those added")
     assert CostCurve("L4", curve.points[:3]).sentence.endswith("the largest asked for, at 80 % efficiency.")
+
+
+@pytest.mark.parametrize(
+    ("last", "saved"), [(50.57, "time, not money,"), (131.14, "time, not money,"), (40.0, "time and money")]
+)
+def test_curve_says_whether_time_or_money_is_saved(last: float, saved: str) -> None:
+    points = [
+        CurvePoint(f"{gpus}xL4", gpus, 9.0 * gpus, None, None, cost, 0.9, None)
+        for gpus, cost in ((1, 50.57), (2, 60.0), (4, last))
+    ]
+    assert CostCurve("L4", tuple(points)).sentence == (
+        f"Further GPUs save {saved} up to 4xL4, the largest asked for, at 90 % efficiency. "
+        f"A million samples cost ${last:.2f} on 4xL4, $50.57 on 1xL4."
+    )
 
 
 def test_a_curve_is_priced(gpt: Path) -> None:
