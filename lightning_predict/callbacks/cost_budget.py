@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 STATE_KEY: Final = "lightning_predict.CostBudget"
-"""Key of used amounts in checkpoints, equal for small and large budgets, so that a run can be resumed with more."""
+"""Key of used amounts in checkpoints of a budget in dollars that stops the run; other keys start with it."""
 
 CHECKPOINT_NAME: Final = f"{LEDGER_STEM}.ckpt"
 """File name of the checkpoint of the first run in a folder."""
@@ -128,8 +128,10 @@ class CostBudget(FitCallback):
 
             check_webhook(webhook)
         self.warmup_steps = warmup_steps
-        if on_exceed == "warn":
-            self.state_key = f"{STATE_KEY}.warn"
+        names = "+".join((*self.terms.limits, *(["deadline"] if self.terms.deadline else [])))
+        self.state_key = ".".join(
+            (STATE_KEY, *(one for one in (names, scope, on_exceed) if one not in ("usd", "cumulative", "stop")))
+        )
         self._account = Account()
         self._has_lost_state = False
 
@@ -143,15 +145,18 @@ class CostBudget(FitCallback):
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | self._of_fit}
 
     state_key = STATE_KEY
-    """Key in checkpoints. A Trainer may have two budgets if one ends the run and the other only warns."""
+    """Key in checkpoints. A Trainer may have several budgets that differ in the kinds of limits, the scope or the
+    action. Amounts do not count, so that a run can be resumed with more."""
 
     @log_exceptions
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restore the used amounts that a budget with another action has stored."""
+        """Restore the used amounts that a budget of another kind has stored, or an earlier version of this package."""
         states = checkpoint.get("callbacks") or {}
-        found = [state for key, state in states.items() if str(key).startswith(STATE_KEY)]
-        if found and self.state_key not in states:
-            self.load_state_dict(found[0])
+        found = {key: state for key, state in states.items() if str(key).startswith(STATE_KEY)}
+        if found and self.state_key not in found:
+            earlier = f"{STATE_KEY}.warn" if self.on_exceed == "warn" else STATE_KEY  # once for all limits and scopes
+            for state in [found[earlier]] if earlier in found else found.values():  # the most of each amount counts
+                self.load_state_dict(state)
 
     @fallback_on_error(dict, _warn_state_lost)
     def state_dict(self) -> dict[str, Any]:

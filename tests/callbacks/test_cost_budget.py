@@ -471,7 +471,7 @@ def test_the_reason_is_in_the_checkpoint_and_said_at_the_end(small: Small, tmp_p
     budget = CostBudget(hours=1e-9)
     with caplog.at_level(logging.INFO):
         fit(small, tmp_path, budget)
-    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)["callbacks"]["lightning_predict.CostBudget"]
+    state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)["callbacks"][budget.state_key]
     assert state["stopping_reason"] == budget.stopping_reason
     assert (state["device"], state["world_size"]) == ("cpu", 1)
     assert caplog.messages[-1] == f"CostBudget ended this fit: {budget.stopping_reason}."
@@ -485,7 +485,7 @@ def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
     fit(small, tmp_path, hours_of(2.9), model=timed_model(small, time))
     path = tmp_path / CHECKPOINT_NAME
     checkpoint = torch.load(path, weights_only=True)
-    checkpoint["callbacks"]["lightning_predict.CostBudget"] |= change
+    checkpoint["callbacks"]["lightning_predict.CostBudget.hours"] |= change
     torch.save(checkpoint, path)
     before = f"{change.get('world_size', 1)} x {change.get('device', 'cpu')}"
 
@@ -497,11 +497,14 @@ def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
 
 
 @pytest.mark.usefixtures("_quiet_resume")
-def test_a_checkpoint_that_names_no_machine_resumes(lightning: Small, tmp_path: Path, time: Clock) -> None:
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_checkpoint_of_an_earlier_version_that_names_no_machine_resumes(
+    lightning: Small, tmp_path: Path, time: Clock
+) -> None:
     fit(lightning, tmp_path, hours_of(2.9), model=timed_model(lightning, time))
     path = tmp_path / CHECKPOINT_NAME
     checkpoint = torch.load(path, weights_only=True)
-    state = checkpoint["callbacks"]["lightning_predict.CostBudget"]
+    state = checkpoint["callbacks"].pop("lightning_predict.CostBudget.hours")
     checkpoint["callbacks"]["lightning_predict.CostBudget"] = {"seconds": state["seconds"], "usd": state["usd"]}
     torch.save(checkpoint, path)
     model = timed_model(lightning, time)
@@ -804,7 +807,7 @@ def test_two_runs_in_one_folder_keep_their_checkpoints(lightning: Small, tmp_pat
         fit(lightning, tmp_path, hours_of(300.0), model=timed_model(lightning, time, 100.0), batches=10)
     one, other = sorted(tmp_path.glob("*.ckpt"))
     assert other.name == CHECKPOINT_NAME
-    runs = [torch.load(path, weights_only=False)["callbacks"][CostBudget.state_key]["run"] for path in (one, other)]
+    runs = [torch.load(path, weights_only=False)["callbacks"][hours_of(1.0).state_key]["run"] for path in (one, other)]
     assert runs[0] != runs[1]
     assert re.fullmatch(f"{other.stem}-[0-9a-f]{{16}}", one.stem)
 
@@ -853,6 +856,34 @@ def test_trainer_takes_a_budget_that_stops_and_one_that_warns(lightning: Small, 
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=only)
     trainer.fit(timed_model(lightning, time), lightning.loader(10), ckpt_path=str(tmp_path / CHECKPOINT_NAME))
     assert only.state_dict()["seconds"] == 10.0
+
+
+@pytest.mark.usefixtures("_quiet_resume")
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize(
+    "other",
+    [{"deadline": "2999-01-01"}, {"hours": 1, "kg_co2": 9.0, "grid": 100, "watts": 1}, {"hours": 1, "scope": "run"}],
+)
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_trainer_takes_budgets_of_other_limits_or_scope_and_both_resume(
+    small: Small, tmp_path: Path, time: Clock, other: dict[str, Any], is_earlier: bool
+) -> None:
+    # A Trainer refused two budgets: their states had one key, which checkpoints of earlier versions have.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LightningPredictWarning)
+        fit(small, tmp_path, [CostBudget(**other), hours_of(2.9)], model=timed_model(small, time))
+    path = tmp_path / "resumed.ckpt"
+    (saved,) = tmp_path.glob("*.ckpt")
+    checkpoint = torch.load(saved, weights_only=True)
+    states = checkpoint["callbacks"]
+    assert {state["seconds"] for state in states.values()} == {3.0}
+    if is_earlier:
+        checkpoint["callbacks"] = {"lightning_predict.CostBudget": states["lightning_predict.CostBudget.hours"]}
+    torch.save(checkpoint, path)
+    budgets = [CostBudget(**other), hours_of(1000.0)]
+    trainer = small.trainer(tmp_path, max_epochs=1, callbacks=budgets)
+    trainer.fit(timed_model(small, time), small.loader(10), ckpt_path=str(path))
+    assert [one.state_dict()["seconds"] for one in budgets] == [7.0 if other.get("scope") else 10.0, 10.0]
 
 
 @pytest.mark.parametrize("amount", [torch.tensor(5.0), torch.tensor(5), np.array(5.0), np.float32(5), Decimal(5)])
