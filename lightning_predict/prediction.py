@@ -19,7 +19,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
-from lightning_predict.base.checked import shown
+from lightning_predict.base.checked import plain_number, shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import Interval
@@ -168,21 +168,34 @@ def remaining_steps(
         InvalidArgumentError: A number is negative, the loader has two speeds, or a rate is given for a step of unknown
             size.
     """
-    if iterations is not None and iterations < 0:
-        raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of remaining steps.")
+    steps = None if iterations is None else _number("iterations", iterations)
+    if steps is not None and (steps < 0 or steps % 1):
+        problem = "is negative" if steps < 0 else "is not a whole number"
+        raise InvalidArgumentError(f"iterations={iterations} {problem}; give the number of remaining steps.")
+    evaluation_seconds = _number("evaluation_seconds", evaluation_seconds)
     if not evaluation_seconds >= 0 or (evaluation_seconds and iterations is None):
         raise InvalidArgumentError(
             f"evaluation_seconds={evaluation_seconds} needs the number of steps (iterations), and cannot be negative."
         )
     return Workload(
-        training_iterations=iterations,
+        training_iterations=None if steps is None else int(steps),
         samples_per_iteration=trace.samples,
         loader=_loader(trace, loader_seconds, loader_samples_per_second),
         between=Interval(evaluation_seconds, evaluation_seconds, evaluation_seconds),
     )
 
 
+def _number(name: str, value: object) -> float:
+    """Convert an argument, for example a scalar of torch, to a number that JSON can hold."""
+    number = plain_number(value)
+    if number is None:
+        raise InvalidArgumentError(f"{name}={shown(value)} is not a number; expected a finite number.")
+    return number
+
+
 def _loader(trace: Trace, seconds: float | None, rate: float | None) -> Loader:
+    seconds = None if seconds is None else _number("loader_seconds", seconds)
+    rate = None if rate is None else _number("loader_samples_per_second", rate)
     if seconds is None and rate is None:
         waits = trace.loader_seconds
         return Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0)

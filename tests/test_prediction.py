@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
+from lightning_predict.cost.prediction import Charges
 from lightning_predict.hardware.layouts import layouts_of
 from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, transferable_residuals
 from lightning_predict.kernels.operations import shape_batch
@@ -217,6 +222,10 @@ def test_unknown_gpu_error_suggests_similar_names() -> None:
     ("arguments", "message"),
     [
         ({"iterations": -1}, "iterations=-1 is negative"),
+        ({"iterations": 1.5}, "iterations=1.5 is not a whole number; give the number of remaining steps"),
+        ({"iterations": "9"}, "iterations='9' is not a number; expected a finite number"),
+        ({"iterations": True}, "iterations=True is not a number"),
+        ({"loader_seconds": math.nan}, "loader_seconds=nan is not a number"),
         ({"num_nodes": 0}, "num_nodes=0; a layout has at least one machine"),
         ({"strategy": "magic"}, "strategy='magic' is not known"),
         ({"method": "magic"}, "method='magic' is not known"),
@@ -226,6 +235,19 @@ def test_unknown_gpu_error_suggests_similar_names() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         lp.predict(TRACE, gpus=["T4"], **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("convert", [torch.tensor, np.float32, np.array, Fraction])
+def test_numbers_of_torch_and_numpy_give_the_same_json(convert: Callable[[int], Any]) -> None:
+    # A cost was a tensor, which JSON cannot hold.
+    def answer(number: Callable[[int], Any]) -> str:
+        arguments = {name: number(100) for name in ("iterations", "evaluation_seconds", "loader_seconds")}
+        charges = Charges(setup_minutes=number(2), minimum_minutes=number(3), storage_usd=number(4))
+        return lp.predict(TRACE, ["T4"], charges=charges, **arguments).to_json()
+
+    assert answer(convert) == answer(int)
+    rate = lp.predict(TRACE, ["T4"], loader_samples_per_second=convert(100))
+    assert rate.to_json() == lp.predict(TRACE, ["T4"], loader_samples_per_second=100).to_json()
 
 
 def test_a_bfloat16_product_on_an_h100_is_near_its_measurement() -> None:

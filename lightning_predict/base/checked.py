@@ -286,8 +286,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def positive_number(value: object) -> float | None:
-    """Convert a number (int, float, Decimal, Fraction, a scalar of numpy or torch) to a float; None unless positive."""
+def plain_number(value: object) -> float | None:
+    """Convert a number (int, float, Decimal, Fraction, a scalar of numpy or torch) to a float; None unless finite."""
     try:
         if getattr(value, "shape", None) == () and not isinstance(value, numbers.Real):
             value = value.item()  # type: ignore[attr-defined]
@@ -296,7 +296,13 @@ def positive_number(value: object) -> float | None:
         number = float(value)
     except (OverflowError, ValueError, RuntimeError):  # a tensor on the meta device has no value
         return None
-    return number if 0 < number <= _LARGEST else None
+    return number if abs(number) <= _LARGEST else None
+
+
+def positive_number(value: object) -> float | None:
+    """Convert a number as `plain_number`; None unless positive."""
+    number = plain_number(value)
+    return number if number is not None and number > 0 else None
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

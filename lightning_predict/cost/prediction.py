@@ -10,7 +10,6 @@ The user's own price takes precedence over the cheapest listed offer. Example::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -18,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.base.checked import positive_number, shown
+from lightning_predict.base.checked import plain_number, positive_number, shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field, fields_of
 from lightning_predict.base.interval import Interval
@@ -498,9 +497,10 @@ class Charges:
 
     def __post_init__(self) -> None:
         for name, amount in asdict(self).items():
-            is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-            if not (is_number and 0 <= amount < math.inf):
+            number = plain_number(amount)
+            if number is None or number < 0:
                 raise InvalidArgumentError(f"{name}={shown(amount)} is out of range; expected a number of at least 0.")
+            object.__setattr__(self, name, number)
 
     def cost_usd(self, seconds: float, usd_per_hour: float) -> float:
         """Return the cost of a run of `seconds` on machines that cost `usd_per_hour` together."""

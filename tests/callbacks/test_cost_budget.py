@@ -888,7 +888,9 @@ def test_trainer_takes_budgets_of_other_limits_or_scope_and_both_resume(
 
 @pytest.mark.parametrize("amount", [torch.tensor(5.0), torch.tensor(5), np.array(5.0), np.float32(5), Decimal(5)])
 def test_amount_may_be_a_scalar_of_torch_or_numpy(amount: Any) -> None:
-    assert CostBudget(usd=amount, usd_per_hour=amount).terms.limits == {"usd": 5.0}
+    budget = CostBudget(usd=amount, usd_per_hour=amount, setup_minutes=amount, storage_usd=amount)
+    assert budget.terms.limits == {"usd": 5.0}
+    assert repr(budget.terms.charges) == "Charges(setup_minutes=5.0, minimum_minutes=0.0, storage_usd=5.0)"
 
 
 @pytest.mark.parametrize("amount", [torch.tensor([5.0]), torch.tensor(True), torch.tensor(5.0, device="meta"), "5"])
