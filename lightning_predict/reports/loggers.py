@@ -18,8 +18,10 @@ import csv
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
+from weakref import WeakKeyDictionary
 
 from lightning_predict.base.fields import Field
 from lightning_predict.base.files import FILE_SECONDS, write_atomically
@@ -182,14 +184,23 @@ and the function that sends it."""
 
 
 CSV_FILE: Final = "lightning_predict.csv"
-"""File beside the `metrics.csv` of a CSVLogger, with a row per value: step, name, value."""
+"""File beside the `metrics.csv` of a CSVLogger, with a row per value: step, name, value. If a file of the user or of an
+earlier run has this name, ours is `lightning_predict-2.csv`, and so on."""
+
+_OWN_FILES: Final = WeakKeyDictionary[Logger, str]()
+"""Path of the file that each CSVLogger got in this process."""
 
 
 def _log_to_csv(logger: Logger, values: Mapping[str, float], step: int) -> None:
     """Append to a file of our own: in `metrics.csv`, our rows would change the user's last row and types of columns."""
     from fsspec import url_to_fs  # as Lightning, which logs to remote folders through it
 
-    files, path = url_to_fs(os.path.join(logger.experiment.log_dir, CSV_FILE))
+    files, first = url_to_fs(os.path.join(logger.experiment.log_dir, CSV_FILE))
+    path = _OWN_FILES[logger] = _OWN_FILES.get(logger) or next(
+        name
+        for number in count(1)
+        if not files.exists(name := first if number == 1 else f"{first.removesuffix('.csv')}-{number}.csv")
+    )
     is_new = not files.exists(path)
     with files.open(path, "a", newline="") as file:
         rows = csv.writer(file)

@@ -197,6 +197,21 @@ def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert not (Path(logger.log_dir) / "metrics.csv").exists()  # of the user
 
 
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")
+def test_csv_of_the_user_or_of_an_earlier_run_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "csv" / "v"
+    folder.mkdir(parents=True)
+    (folder / CSV_FILE).write_text("mine\n1\n")
+    for _ in range(2):  # two runs
+        logger = CSVLogger(tmp_path, name="csv", version="v")
+        assert log_predictions([logger], BARE, step=1) == log_predictions([logger], BARE, step=2) == ()
+    assert (folder / CSV_FILE).read_text() == "mine\n1\n"
+    contents = [(folder / f"lightning_predict-{number}.csv").read_text() for number in (2, 3)]
+    assert contents[0] == contents[1]
+    assert contents[0].count("\n") == 1 + 2 * len(metrics(BARE))
+    assert len(list(folder.iterdir())) == 3
+
+
 @pytest.fixture
 def wandb_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbLogger]:
     pytest.importorskip("wandb")
