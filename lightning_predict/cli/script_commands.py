@@ -28,9 +28,10 @@ HIGHEST_EXIT_CODE: Final = 255
 
 _OWN: Final = (
     *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGPIPE", "SIGTTIN", "SIGTTOU"),
-    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"),
 )
-"""Signals that are not forwarded to the script: those that no program can handle, and those about this process."""
+"""Signals that are not forwarded to the script: those that no program can handle, and those about this process. SIGXFSZ
+is not either, because Python ignores it from its start, as SIGPIPE."""
 
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGWINCH", "SIGCONT")
 """Signals that a terminal sends to all processes in the foreground, so that the script has them already."""
@@ -128,8 +129,9 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT, as the script
 
     terminal, own = ({getattr(signal, name, None) for name in names} for names in (_FROM_TERMINAL, _OWN))
-    # `nohup` ignores SIGHUP, and a program may be started with other ignored signals.
-    heard = [one for one in signal.valid_signals() if one not in own and signal.getsignal(one) is not signal.SIG_IGN]
+    # `nohup` ignores SIGHUP, and a program may be started with other ignored signals; faulthandler's handler is None.
+    kept = (signal.SIG_IGN, None)
+    heard = [one for one in signal.valid_signals() if one not in own and signal.getsignal(one) not in kept]
     before = {number: signal.signal(number, forward) for number in heard}
     process = subprocess.Popen(command, env=environment)
     started.append(process)

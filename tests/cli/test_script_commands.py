@@ -119,7 +119,10 @@ def test_invalid_options_are_rejected_before_script_starts(words: list[str], pro
 
 @pytest.mark.parametrize(
     "name",
-    ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGTSTP", "SIGCONT"],
+    [
+        *("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT", "SIGALRM", "SIGXCPU", "SIGTSTP", "SIGCONT"),
+        "SIGABRT",
+    ],
 )
 def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
     # Signals of a cluster: to end, to save a checkpoint and be requeued. The command died of them, and the script ran
@@ -147,6 +150,12 @@ def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
             assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
             process.send_signal(signal.SIGCONT)
         assert process.wait() == 7
+
+
+def test_documented_lists_of_signals_are_complete() -> None:
+    page = (ROOT / "docs" / "howto" / "budget.md").read_text(encoding="utf-8")
+    kept = page.partition("Not forwarded are")[2].partition("All other commands")[0]
+    assert set(re.findall(r"SIG[A-Z]+", kept)) == {*script_commands._OWN, "SIGXFSZ"}
 
 
 def test_slurm_signals_the_script_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
