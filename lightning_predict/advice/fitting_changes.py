@@ -110,6 +110,11 @@ def with_eight_bit_state(trace: Trace) -> Trace:
     return replace(trace, operations=operations, memory=memory)
 
 
+def with_added_gradients(trace: Trace) -> Trace:
+    """Return the step with the memory of a later accumulated batch: its gradients are added to those before."""
+    return replace(trace, flags=replace(trace.flags, set_to_none=False))
+
+
 def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
     """Yield the step with these changes and its largest batch, if one fits."""
     words = []
@@ -120,11 +125,13 @@ def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assu
             change = change_named(name)
             trace, _ = change.apply(trace, assumptions)
             words.append(change.words)
-    scaled = ScaledMemory(with_eight_bit_state(trace) if CHANGES[-1] in names else trace)
+    small = with_eight_bit_state(trace) if CHANGES[-1] in names else trace
+    scaled, recorded = ScaledMemory(small), trace.samples_per_batch
+    if scaled.need(recorded, layout, Strategy()).memory_fit != "fits":
+        scaled = ScaledMemory(with_added_gradients(small))
     largest = largest_batch(scaled, layout, Strategy()).batch_size
     if largest is None:
         return
-    recorded = trace.samples_per_batch
     accumulate = ceil(recorded / largest)
     batch, smaller = ceil(recorded / accumulate), recorded // accumulate
     need = scaled.need(batch, layout, Strategy())
