@@ -177,6 +177,7 @@ class EndToEndRegression:
             whichever is larger.
         degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
+        rival: Regression with, or without, squares of variables of few values (`CLEAR_VALUES`), if both are plausible.
         trends: By variable, and whether beyond its largest value: the power of the distance by which times exceed the
             prediction of a fit without the runs at that end, if its interval misses most of them.
     """
@@ -195,6 +196,7 @@ class EndToEndRegression:
     covariance: Array = field(repr=False)
     scales: Array = field(repr=False)
     relative: bool = True
+    rival: EndToEndRegression | None = None
     trends: Mapping[tuple[Variable, bool], float] = field(default_factory=dict)
 
     @property
@@ -254,8 +256,11 @@ class EndToEndRegression:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
         one = Interval(middle * self._trend(outside, -1) - half, middle, middle * self._trend(outside, 1) + half)
-        one = one.clamp_min(0.0)
-        return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
+        time = one.clamp_min(0.0).scaled(setting.iterations)
+        other = self.rival.predict(setting).time if self.rival and outside else None
+        if other is not None:
+            time = replace(time, low=min(time.low, other.low), high=max(time.high, other.high))
+        return RunEstimate(setting=setting, time=time, extrapolations=outside)
 
     def _trend(self, outside: Sequence[Extrapolation], sign: int) -> float:
         """Return the factor by which trends move the upper (sign 1) or the lower (-1) end of an interval."""
@@ -310,11 +315,15 @@ MIN_RUNS: Final = 3
 """Minimum number of runs for a regression."""
 
 SQUARES_GAIN: Final = 4.0
-"""Factor by which squares must reduce the residual variance, because they decide most of an extrapolation."""
+"""Factor by which squares must reduce the residual variance, because they decide most of an extrapolation. Fewer terms
+that leave less are better without it: a length and its inverse together imitate a square within the past runs."""
 
 MIN_RUNS_OF_SQUARES: Final = 12
-MIN_VALUES_OF_SQUARES: Final = 5
-"""Minimum numbers of runs, and of values of a variable, for its square: a square fits a few others by chance."""
+"""Minimum number of runs for squares: a square fits a few runs by chance."""
+
+CLEAR_VALUES: Final = 5
+"""Number of values of a variable from which runs tell its square from other laws, such as the longer of a host's fixed
+time and a GPU's. With fewer values, an interval beyond the runs holds the prediction without the square, too."""
 
 FOLDS: Final = 10
 """Number of folds in cross-validation."""
@@ -426,12 +435,15 @@ def _fit(
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
     zero = tuple(name for name in varying if (columns[name] == 0).any())
-    terms = among or terms_of(
-        varying,
-        degree=options.degree,
-        not_inverted=zero,
-        squared=[name for name in SQUARED if name in varying and _has_enough_values(columns[name])],
-    )
+    values = {name: len(np.unique(columns[name])) for name in varying if name in SQUARED}
+    squared = [name for name, count in values.items() if count > 2 and len(chosen) >= MIN_RUNS_OF_SQUARES]
+
+    def level(term: Term) -> int:
+        """Return 0 for a term without a square, 2 for one with the square of a variable of few values, or 1."""
+        return max((1 + (values[name] < CLEAR_VALUES) for name, power in term.factors if power == 2), default=0)
+
+    candidates = among or terms_of(varying, degree=options.degree, not_inverted=zero, squared=squared)
+    terms = among or tuple(sorted(candidates, key=level))
     if options.degree > 1 and set(_RATES) & set(varying):
         # An equal time per sample on all GPUs would dominate on the fastest GPU.
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
@@ -453,37 +465,41 @@ def _fit(
             non_negative_intercept=True,
         )
 
-    linear = sum(2 not in term.exponents for term in terms)  # squares come last
-    fit = selected(len(terms) if among else linear)
+    levels = [0 if among else level(term) for term in terms]
+    fit, rival = selected(levels.count(0)), None
     whole = 1.0 if options.relative else float((target**2).mean())
-    if fit.residual_variance > EXACT * whole and not among:
-        curved = selected(len(terms))
-        if curved.residual_variance * SQUARES_GAIN < fit.residual_variance:
-            fit = curved
-    kept = list(fit.selected)
+    for one in sorted(set(levels) - {0}):
+        if fit.residual_variance > EXACT * whole:
+            curved = selected(sum(own <= one for own in levels))
+            gain = SQUARES_GAIN if len(curved.selected) >= len(fit.selected) else 1.0
+            is_better = curved.residual_variance * gain < fit.residual_variance
+            if one > 1 and curved.residual_variance < fit.residual_variance:
+                rival = fit if is_better else curved
+            fit = curved if is_better else fit
     both_rates: tuple[Variable, ...] = ("flops_per_byte",) if set(_RATES) <= set(known) else ()
     ranges = values_of([run.setting for run in chosen], (*known, *both_rates))
-    return EndToEndRegression(
-        model=chosen[0].model,
-        runs=len(chosen),
-        intercept=fit.intercept,
-        terms=tuple(terms[index] for index in kept),
-        coefficients=fit.coefficients / scales[kept],
-        ranges={name: (float(values.min()), float(values.max())) for name, values in ranges.items()},
-        mean_error=float(np.abs(fit.predict(matrix / scales) / target - 1).mean()),
-        cross_validation_error=None,
-        notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept])),
-        residual_variance=fit.residual_variance,
-        degrees_of_freedom=fit.degrees_of_freedom,
-        covariance=fit.covariance,
-        scales=scales[kept],
-        relative=options.relative,
-    )
 
+    def regression(fit: StepwiseFit, rival: StepwiseFit | None = None) -> EndToEndRegression:
+        kept = list(fit.selected)
+        return EndToEndRegression(
+            model=chosen[0].model,
+            runs=len(chosen),
+            intercept=fit.intercept,
+            terms=tuple(terms[index] for index in kept),
+            coefficients=fit.coefficients / scales[kept],
+            ranges={name: (float(values.min()), float(values.max())) for name, values in ranges.items()},
+            mean_error=float(np.abs(fit.predict(matrix / scales) / target - 1).mean()),
+            cross_validation_error=None,
+            notes=(*notes, *_variable_notes(known, varying, zero, columns, [terms[index] for index in kept])),
+            residual_variance=fit.residual_variance,
+            degrees_of_freedom=fit.degrees_of_freedom,
+            covariance=fit.covariance,
+            scales=scales[kept],
+            relative=options.relative,
+            rival=None if rival is None else regression(rival),
+        )
 
-def _has_enough_values(values: Array) -> bool:
-    """Return whether a variable has enough values for its square."""
-    return len(values) >= MIN_RUNS_OF_SQUARES and len(np.unique(values)) >= MIN_VALUES_OF_SQUARES
+    return regression(fit, rival)
 
 
 def _is_work_of_any_gpu(term: Term) -> bool:

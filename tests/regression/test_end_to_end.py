@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -82,6 +83,59 @@ def test_squares_are_terms_only_of_laws_with_squares(
     assert found.low <= actual <= found.high
     if not has_trend:
         assert found.middle == pytest.approx(actual, rel=0.1)
+
+
+THREE = (8, 32, 128)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        *((lambda part: 0.03 + 0.16 * part**2, sizes) for sizes in (THREE, SIZES)),  # a loss over all pairs
+        (lambda part: 0.02 + 0.05 * part + 0.2 * part**2, SIZES),
+        (lambda part: max(0.04, 0.1 * part), SIZES),  # a host that is slower than a GPU with small batches
+    ],
+)
+def test_interval_holds_law_with_and_without_square_beyond_few_sizes(
+    seconds: Callable[[float], float], sizes: Sequence[int]
+) -> None:
+    settings = [setting(size, iterations=count) for size, count in product(sizes, (200, 300, 500, 1000, 2000))]
+    regression = fit_regression(runs_of(settings, lambda one: seconds(one.batch_size / max(sizes)), noise=0.015))
+    assert regression.rival is not None
+    assert any(2 in term.exponents for term in (*regression.terms, *regression.rival.terms))
+    for factor in (2, 4):
+        asked = setting(max(sizes) * factor)
+        found, other = regression.predict(asked).time, regression.rival.predict(asked).seconds
+        assert found is not None
+        assert other is not None
+        assert found.low <= 100 * seconds(factor) <= found.high
+        assert found.low <= other <= found.high
+
+
+@pytest.mark.parametrize("sizes", [THREE, SIZES])
+@pytest.mark.parametrize("seconds", [lambda size: 0.03 + 1e-3 * size, lambda size: 1e-3 * size])
+def test_linear_law_stays_linear_with_few_sizes(seconds: Callable[[int], float], sizes: Sequence[int]) -> None:
+    settings = [setting(size, iterations=count) for size, count in product(sizes, (200, 300, 500, 1000, 2000))]
+    regression = fit_regression(runs_of(settings, lambda one: seconds(one.batch_size), noise=0.015))
+    assert [term.name for term in regression.terms] == ["batch_size"]
+    assert regression.predict(setting(512)).seconds == pytest.approx(100 * seconds(512), rel=0.03)
+
+
+@pytest.mark.parametrize("variable", ["batch_size", "sequence_length"])
+def test_square_is_found_from_four_values(variable: Literal["batch_size", "sequence_length"]) -> None:
+    def of(value: int, count: int = 1000) -> RunSetting:
+        known = {"iterations": count, "batch_size": 16, "gpu": "T4", variable: value}
+        return RunSetting(**known)  # type: ignore[arg-type]
+
+    draw, runs = np.random.default_rng(3), []  # where length + 1 / length + a term by chance come near the square
+    for _ in range(40):
+        value, count = int(draw.choice([128, 256, 512, 1024])), int(draw.choice([200, 500, 1000]))
+        seconds = (0.03 + 4e-8 * value**2) * count * (1 + 0.015 * draw.standard_normal())
+        runs.append(PastRun(model="net", setting=of(value, count), seconds=seconds))
+    found = fit_regression(runs).predict(of(2048)).time
+    assert found is not None
+    assert found.middle == pytest.approx(198, rel=0.05)  # 1000 x (0.03 + 4e-8 x 2048**2)
+    assert found.low < 198 < found.high
 
 
 @pytest.mark.parametrize(
