@@ -426,7 +426,8 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
     sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training")
     for earlier in (training, keys.table("experimental")):  # until 2025
         sharing.take(earlier, "parallel")
-    training.rename({"batch_size": "local_batch_size"})
+    training.rename({"batch_size": "local_batch_size"}).refuse("enable_cpu_offload")
+    keys.table("optimizer").refuse("early_step_in_backward")
     sharing.rename({"data_parallel_degree": "data_parallel_shard_degree"})
     replicas = sharing.number("data_parallel_replicate_degree") or 1
     shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
@@ -521,9 +522,12 @@ def _deepspeed(keys: _Keys) -> ForeignOptions:
         raise zero.refusal("stage", stage)
     found: ForeignOptions = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
     for name in ("offload_optimizer", "offload_param"):
-        device = zero.table(name).text("device")
+        own = zero.table(name)
+        device, ratio = own.text("device"), own.read("ratio", 1)
         if device != "none" and (name, device) != ("offload_optimizer", "cpu"):
             raise zero.refusal(f"{name}.device", device)
+        if device != "none" and ratio != 1:
+            raise zero.refusal(f"{name}.ratio", ratio)
         found |= {} if device == "none" else {"offload": "optimizer"}
     keys.refuse(*_NOT_PREDICTED)
     keys.table("tensor_parallel").refuse("autotp_size")
@@ -624,10 +628,12 @@ def _accelerate(keys: _Keys) -> ForeignOptions:
     degrees = keys.table("parallelism_config", "size").rename(_ACCELERATE).options(_DEGREES)
     found = _on_gpus(degrees, None if kind == "NO" else processes)
     found |= _compiled_by_accelerate(keys.table("dynamo_config"))
+    found |= keys.options({"gradient_accumulation_steps": "accumulate"})
     if kind == "FSDP":
         return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | found
     if kind == "DEEPSPEED":
-        return _accelerates_deepspeed(keys.table("deepspeed_config")) | found
+        own = _accelerates_deepspeed(keys.table("deepspeed_config"))
+        return own | {name: value for name, value in found.items() if name != "accumulate" or name not in own}
     if kind not in ("NO", "MULTI_GPU"):
         raise keys.refusal("distributed_type", kind)
     return {"data": "ddp"} | found
@@ -769,7 +775,7 @@ _TORCHTUNE: Final = {
 
 
 def _torchtune(keys: _Keys) -> ForeignOptions:
-    keys.rename(_TORCHTUNE).refuse("optimizer_in_bwd")
+    keys.rename(_TORCHTUNE).refuse("optimizer_in_bwd", "early_step_in_backward")
     keys.read("tensor_parallel_plan")
     found: ForeignOptions = {"data": "zero2" if keys.read("fsdp_reshard_after_forward") is False else "fsdp"}
     found |= keys.options(_DEGREES) | _replicated(keys)

@@ -387,6 +387,22 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             TORCHTUNE,
             "fsdp,tensor=8,batch_samples=4,accumulate=2,recompute=full,kernels=compile-blocks",
         ),
+        (
+            "accelerate.yaml",
+            "distributed_type: MULTI_GPU\nnum_processes: 4\ngradient_accumulation_steps: 8",
+            "ddp,groups=4,accumulate=8",
+        ),
+        (
+            "accelerate.yaml",
+            "distributed_type: DEEPSPEED\ngradient_accumulation_steps: 1\n"
+            "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 8}",
+            "zero2,accumulate=8",  # DeepSpeed's own number counts
+        ),
+        (
+            "ds.json",
+            '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 1.0}}}',
+            "zero2,offload=optimizer",
+        ),
         ("litgpt.yaml", LITGPT, "fsdp,groups=4,batch_samples=4,global_batches=16,recompute=full"),
         ("one.yaml", LITGPT.replace("devices: 4", "devices: 1"), "ddp,batch_samples=4,global_batches=16"),
         (
@@ -440,6 +456,14 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
         ("a.json", '{"zero_optimization": {"offload_optimiser": {"device": "cpu"}}}', "offload_optimiser = .* has no"),
         ("a.json", '{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "cpu_offload = True has no word here"),
         ("a.json", '{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "'nvme' has no word here"),
+        (
+            "a.json",
+            '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.4}}}',
+            "zero_optimization.offload_optimizer.ratio = 0.4 has no word here",
+        ),
+        ("a.toml", "[training]\nenable_cpu_offload = true\n", "training.enable_cpu_offload = True has no word here"),
+        ("a.toml", "[optimizer]\nearly_step_in_backward = true\n", "optimizer.early_step_in_backward = True has no"),
+        ("a.yaml", "batch_size: 2\nearly_step_in_backward: true", "early_step_in_backward = True has no word here"),
         ("a.json", '{"optimizer": {"type": "OneBitAdam"}}', "'OneBitAdam' compresses the gradients that GPUs exchange"),
         (
             "a.yaml",
