@@ -24,7 +24,7 @@ CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 EXAMPLES = CONTRIBUTING.parent / "examples"
 
 MODULES_OF_A_TRACE = 60
-MODULES_OF_A_TRAINER = 102
+MODULES_OF_A_TRAINER = 106
 """Modules of the package in which a function runs, counted by running; lower these when one is no longer met."""
 
 
