@@ -32,9 +32,10 @@ def test_either_trainer_takes_it_alone_and_in_a_list(make: Callable[[], Any], sm
         assert any(type(one).__module__.startswith("lightning_predict") for one in trainer.callbacks)
 
 
-def test_two_budgets_are_refused_by_the_trainer(small: Small, tmp_path: Path) -> None:
+def test_two_budgets_of_one_kind_are_refused_by_the_trainer(small: Small, tmp_path: Path) -> None:
+    small.trainer(tmp_path, callbacks=[CostBudget(usd=1), CostBudget(hours=1)])
     with pytest.raises(RuntimeError, match="more than one stateful callback of type `CostBudget`"):
-        small.trainer(tmp_path, callbacks=[CostBudget(usd=1), CostBudget(hours=1)])
+        small.trainer(tmp_path, callbacks=[CostBudget(hours=1), CostBudget(hours=2)])
 
 
 WITHOUT = """
