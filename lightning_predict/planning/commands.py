@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_predict.base.answers import TEXT_WIDTH, CommandAnswer, aligned, json_value
-from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.base.files import named_file
 from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, read_plan, write_plan
@@ -62,11 +63,13 @@ def plan(
         console.print(plan_table(result))
         notes.extend(missed_deadlines(result, problem))
         if since is None and len(problem.jobs) > MANY_JOBS:
-            least = max(least_usd(problem), least_usd_of_nodes(problem))
+            least = least_usd(problem)
+            with suppress(MissingDependencyError):  # queue rules work without SciPy
+                least = max(least, least_usd_of_nodes(problem))
             notes.append(
                 f"{usd(result.total_usd)}: the best of {len(candidates(problem, method))} plans, for more than "
                 f"{MANY_JOBS} jobs. No plan costs less than {usd(least)}, a gap of at most "
-                f"{1 - least / result.total_usd:.0%}."
+                f"{1 - least / result.total_usd if result.total_usd else 0:.0%}."
             )
         notes.extend(note for job in problem.jobs for note in job.notes)
         for note in notes:

@@ -321,8 +321,12 @@ def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
     A job is spread over periods. Its work takes at least the node time of the configuration that occupies least of a
     machine, and the periods have `nodes` nodes. Nothing runs faster than a job on its fastest configuration, of p
     seconds: the job ends p/2 after the mean time of its work, or later. Work counts from the start of its period.
+
+    Raises:
+        MissingDependencyError: SciPy is not installed.
     """
-    import scipy.sparse as sp  # also here, because only the MILP needs SciPy
+    check_scipy()
+    import scipy.sparse as sp
     from scipy.optimize import linprog
 
     jobs = problem.jobs

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,25 @@ def test_plan_of_many_jobs_prints_its_lower_bound(
     assert "$6.00: the best of 1 plans, for more than 0 jobs." in out
     # In the 2 h until the deadline, half on one GPU of large (3 h and $4.50) and half on four (1 h and $6).
     assert "No plan costs less than $5.25, a gap of at most 12%." in out
+
+
+def test_lower_bound_of_a_queue_rule_needs_no_scipy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
+    # The bound without waiting for nodes: 2 h until the deadline, as above.
+    assert "No plan costs less than $5.25, a gap of at most 12%." in " ".join(capsys.readouterr().out.split())
+
+
+def test_plan_on_machines_that_cost_nothing_has_no_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
+    free = [machine | {"usd_per_hour": 0} for machine in DOCUMENT["machines"]]
+    assert main(["plan", str(written(tmp_path, DOCUMENT | {"machines": free})), "--method", "edf"]) == 0
+    assert "No plan costs less than $0, a gap of at most 0%." in " ".join(capsys.readouterr().out.split())
 
 
 def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
