@@ -75,16 +75,10 @@ def why_not_sdpa(trace: Trace) -> str | None:
     return None if has_attention else "the step holds no attention that is written out"
 
 
-def _why_not_chunked(trace: Trace) -> str | None:
+def _why_no_loss(trace: Trace, *, has_loss: Callable[[Trace], bool]) -> str | None:
     if not has_data_flow(trace):
         return NO_DATA_FLOW
-    return None if has_chunkable_loss(trace) else "the step has no output layer whose logits only a cross-entropy reads"
-
-
-def _why_not_eager(trace: Trace) -> str | None:
-    if not has_data_flow(trace):
-        return NO_DATA_FLOW
-    return None if has_loss_over_words(trace) else "the step has no loss over words that only reads logits"
+    return None if has_loss(trace) else "the step has no output layer whose logits only a cross-entropy reads"
 
 
 def _with_liger(trace: Trace) -> Trace:
@@ -141,8 +135,12 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
         )
     },
     "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last, slot="layout"),
-    "chunked_loss": KernelOption(apply=with_chunked_loss, why_not=_why_not_chunked, slot="loss"),
-    "eager_loss": KernelOption(apply=with_eager_loss, why_not=_why_not_eager, slot="loss"),
+    "chunked_loss": KernelOption(
+        apply=with_chunked_loss, why_not=partial(_why_no_loss, has_loss=has_chunkable_loss), slot="loss"
+    ),
+    "eager_loss": KernelOption(
+        apply=with_eager_loss, why_not=partial(_why_no_loss, has_loss=has_loss_over_words), slot="loss"
+    ),
     "liger": KernelOption(
         apply=_with_liger, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton
     ),

@@ -456,10 +456,11 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
         raise keys.refusal("activation_checkpoint", f"{mode} {option}")
     found |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
     compiled = keys.table("compile")
-    components = compiled.read("components", ["model"])
+    components = compiled.read("components", ["model", "loss"])
     is_compiled = training.read("compile") or compiled.read("enable")
     if is_compiled and isinstance(components, list) and "model" in components:
-        found["kernels"] = "compile-blocks"  # torchtitan compiles each transformer block
+        # torchtitan compiles each transformer block
+        found["kernels"] = "compile-blocks" if "loss" in components else "compile-blocks+eager_loss"
     gathered, reduced = (training.text(f"mixed_precision_{part}", of) for part, of in _TORCHTITAN_DTYPES.items())
     found |= {"param_dtype": gathered} if found["data"] in ("fsdp", "hybrid") else {}
     return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})

@@ -354,6 +354,11 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             "param_dtype=bfloat16,reduce_dtype=float32",
         ),
         (
+            "model.toml",
+            '[compile]\nenable = true\ncomponents = ["model"]' + NO_RECOMPUTATION,
+            "fsdp,kernels=compile-blocks+eager_loss,param_dtype=bfloat16,reduce_dtype=float32",
+        ),
+        (
             "loss.toml",
             '[compile]\nenable = true\ncomponents = ["loss"]\n[parallelism]\nexpert_tensor_parallel_degree = 8\n'
             'fsdp_reshard_after_forward = "never"' + NO_RECOMPUTATION,
