@@ -24,14 +24,14 @@ $(VENV)/runs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	test -e $(VENV)/installed || { \
 		$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch && \
-		$(PIP) --constraint constraints.txt --editable '.[fitting,tensorboard]'; }
+		$(PIP) --constraint constraints.txt --editable '.[fitting,tensorboard]' scikit-learn; }
 	touch $@
 
 # What the quick tests need: a third of what the checks need. Without the other packages, four files of tests are left
 # out (tests/conftest.py). CI has all, as it runs `check` first.
 $(VENV)/tests: pyproject.toml constraints.txt $(VENV)/runs
 	test -e $(VENV)/installed || $(PIP) --constraint constraints.txt \
-		--editable '.[cli,planning]' hypothesis pytest pytest-xdist scikit-learn
+		--editable '.[cli,planning]' hypothesis pytest pytest-xdist
 	touch $@
 
 demo: $(VENV)/runs
