@@ -31,7 +31,7 @@ $(VENV)/runs: pyproject.toml constraints.txt
 # out (tests/conftest.py). CI has all, as it runs `check` first.
 $(VENV)/tests: pyproject.toml constraints.txt $(VENV)/runs
 	test -e $(VENV)/installed || $(PIP) --constraint constraints.txt \
-		--editable '.[cli,planning]' hypothesis pytest pytest-xdist
+		--editable '.[cli,planning]' hypothesis pandas pytest pytest-xdist
 	touch $@
 
 demo: $(VENV)/runs
