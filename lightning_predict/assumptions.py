@@ -73,10 +73,6 @@ class Assumptions:
         charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
             `lightning_predict.cost.prediction`. None assumes no other costs. The GPU in use never has other costs,
             because it is already rented.
-
-    Raises:
-        InvalidArgumentError: The value of a field is invalid, for example an unknown method or a price that is not
-            above 0.
     """
 
     strategy: Strategy = field(default_factory=Strategy)

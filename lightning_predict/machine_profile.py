@@ -170,10 +170,6 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
 
     Args:
         path: The file; None for an empty profile.
-
-    Raises:
-        InvalidArgumentError: The file is not TOML, has an unknown key, or a value is invalid.
-        UnknownGpuError: The file describes a GPU like one that the catalogue lacks.
     """
     if path is None:
         return MachineProfile()
@@ -265,11 +261,7 @@ def _own_price(value: Checked) -> float | dict[str, float]:
 
 
 def parse_prices(text: str | None) -> UserPrice:
-    """Parse one price of a GPU (`0.5`), or prices by GPU or layout (`L4=0.5,H100=2`); None for None.
-
-    Raises:
-        InvalidArgumentError: A price is not a number, or a GPU is unknown.
-    """
+    """Parse one price of a GPU (`0.5`), or prices by GPU or layout (`L4=0.5,H100=2`); None for None."""
     if text is None:
         return None
     prices = {}

@@ -132,11 +132,7 @@ def predict(  # noqa: D417
 
 
 def check_host_class(trace: Trace, assumptions: Assumptions) -> None:
-    """Refuse a CPU class for a step whose CPU time was measured.
-
-    Raises:
-        InvalidArgumentError: The CPU time was measured, so a class would have no effect.
-    """
+    """Refuse a CPU class for a step whose CPU time was measured."""
     if assumptions.host_assumed.spread is not None and has_measured_host(trace):
         raise InvalidArgumentError(
             f"host={shown(assumptions.host)} has no effect: the CPU time of this step was measured. Leave host out, or "
@@ -163,10 +159,6 @@ def remaining_steps(
     """Return a Workload with this number of recorded steps, and a loader and evaluation as given or recorded.
 
     Arguments as in `predict`.
-
-    Raises:
-        InvalidArgumentError: A number is negative, the loader has two speeds, or a rate is given for a step of unknown
-            size.
     """
     steps = None if iterations is None else _number("iterations", iterations)
     if steps is not None and (steps < 0 or steps % 1):

@@ -38,10 +38,6 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
     `LIGHTNING_PREDICT_USD` also requests a `CostBudget` of this number of dollars, at the price in
     `LIGHTNING_PREDICT_USD_PER_HOUR` or the listed price. Invalid values raise an error when a Trainer is created,
     before training starts. If our own code fails, the Trainer is created without callbacks.
-
-    Raises:
-        InvalidArgumentError: `LIGHTNING_PREDICT` is not 1, 0 or empty, or an amount is invalid.
-        UnknownGpuError: The catalogue does not have a GPU in `LIGHTNING_PREDICT_GPUS`.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch in ("", "0"):
@@ -68,11 +64,7 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
 
 
 def _amount(variable: str) -> float | None:
-    """Return a number from an environment variable; None if the variable is unset or empty.
-
-    Raises:
-        InvalidArgumentError: The variable is not a number above 0.
-    """
+    """Return a number from an environment variable; None if the variable is unset or empty."""
     from lightning_predict.base.checked import positive_number
 
     text = os.environ.get(variable, "").strip()

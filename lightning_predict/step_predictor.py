@@ -79,10 +79,6 @@ class StepPredictor:
         setting: GPUs, kernel models and assumptions.
         kinds: Each kind of step, predicted on a single GPU of each model.
         in_use: Layout that recorded the step; None without CUDA, or if the catalogue lacks the GPU.
-
-    Raises:
-        TraceError: The trace cannot be predicted.
-        WeightsError: Weights cannot be found or trusted.
     """
 
     def __init__(
@@ -164,9 +160,6 @@ class StepPredictor:
         Args:
             layout: A layout of one of the GPUs given to the constructor.
             strategy: How the GPUs share the work; None uses the strategy of the assumptions.
-
-        Raises:
-            InvalidArgumentError: The strategy is impossible for the layout or the model.
         """
         strategy = self._assumptions.strategy if strategy is None else strategy
         batches, samples = self.trace.batches, self.trace.samples

@@ -271,12 +271,7 @@ def bundled_spread() -> StepSpread:
 
 
 def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file that `benchmarks.training.step_spread` wrote.
-
-    Raises:
-        WeightsFormatError: The file does not contain a spread.
-        OSError: The file cannot be read.
-    """
+    """Read a spread from a file that `benchmarks.training.step_spread` wrote."""
     content = checked.read_json(path, WeightsFormatError)
     spread = content.member("spread")
     return StepSpread(

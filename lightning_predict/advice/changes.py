@@ -550,11 +550,7 @@ CHANGES: Final[Mapping[str, Change]] = {change.name: change for change in _ALL}
 
 
 def change_named(name: str) -> Change:
-    """Return a change by name.
-
-    Raises:
-        InvalidArgumentError: No change has this name.
-    """
+    """Return a change by name."""
     if name not in CHANGES:
         raise InvalidArgumentError(f"change={name!r} is not known; choose one of {', '.join(CHANGES)}.")
     return CHANGES[name]

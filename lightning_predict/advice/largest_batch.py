@@ -144,9 +144,6 @@ class ScaledMemory:
     Args:
         trace: A step as for `largest_batches`. A measured peak corrects the memory at all batch sizes.
         derived: Derived memory of the recorded step, if known and not measured.
-
-    Raises:
-        InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
     """
 
     def __init__(self, trace: Trace, derived: StepMemory | None = None) -> None:

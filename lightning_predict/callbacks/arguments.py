@@ -38,12 +38,7 @@ def check_epoch(batches_per_epoch: int | None) -> None:
 
 
 def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
-    """Return the assumptions, or the defaults. Reject a missing file or folder of weights, and fields that have no use.
-
-    Raises:
-        InvalidArgumentError: `assumptions` is of another type, or has a strategy or a history.
-        WeightsNotFoundError: The weights do not exist.
-    """
+    """Return the assumptions, or the defaults; reject missing weights, and fields that have no use."""
     found = Assumptions() if assumptions is None else assumptions
     if not isinstance(found, Assumptions):
         raise InvalidArgumentError(

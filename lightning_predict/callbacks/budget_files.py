@@ -76,11 +76,7 @@ class Account:
         return {**use.plain(), **place, "run": self.run, "stopping_reason": self.stopping_reason}
 
     def load(self, state: Mapping[str, Any], *, counts_earlier: bool) -> None:
-        """Restore the run from a checkpoint, with its use if this counts.
-
-        Raises:
-            InvalidArgumentError: A used amount is not a number of at least 0.
-        """
+        """Restore the run from a checkpoint, with its use if this counts."""
         use, run = Use.parse(state), state.get("run")  # early versions stored no name and no machine
         if counts_earlier:
             self.ledger.resume(use)

@@ -182,9 +182,6 @@ class BudgetFit(FitPart):
 
         The fit ends at once, without its later hooks. A validation that is cut short would report means over a few
         batches, which could select a wrong best checkpoint.
-
-        Raises:
-            BudgetExceededError: The budget is used up.
         """
         if self._trainer.sanity_checking:
             return
@@ -442,10 +439,6 @@ class BudgetFit(FitPart):
         """End the run, with a checkpoint, by an exception.
 
         `fit` catches the exception if the budget is to stop the run.
-
-        Raises:
-            BudgetExceededError: Always, except if a launcher would pass the exception on to the script; the validation
-                then continues.
         """
         trainer, stops = self._trainer, self._settings.on_exceed == "stop"
         end = end_of_fit(trainer) if stops else BudgetExceededError

@@ -29,11 +29,7 @@ PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def installed_packages() -> tuple[ModuleType, ...]:
-    """List the `PACKAGES` that can be imported.
-
-    Raises:
-        MissingDependencyError: Neither package can be imported.
-    """
+    """List the `PACKAGES` that can be imported."""
     modules = []
     for name in PACKAGES:
         try:
@@ -52,9 +48,6 @@ def packages_in_use() -> tuple[ModuleType, ...]:
     """List the `PACKAGES` that are already imported; without an imported package, list all installed packages.
 
     Importing a package that the program does not use would nearly double the import time of the callbacks.
-
-    Raises:
-        MissingDependencyError: Neither package can be imported.
     """
     return tuple(sys.modules[name] for name in PACKAGES if name in sys.modules) or installed_packages()
 

@@ -178,9 +178,6 @@ def parsed(name: str | None, words: Sequence[str]) -> ParsedCommand | None:
     Args:
         name: The command; None if the words do not begin with one.
         words: The command and its arguments.
-
-    Raises:
-        CycloptsError: An argument is invalid, or there is no such command.
     """
     parser = application([] if name is None else [name])
     call: ParsedCommand | None = parser(

@@ -77,12 +77,7 @@ class RefreshedPrices:
 
 
 def refresh_prices() -> RefreshedPrices:
-    """Fetch the current prices of all providers, and store them for later predictions.
-
-    Raises:
-        MissingDependencyError: gpuhunt is not installed.
-        CatalogueError: No price could be fetched. Stored prices are unchanged.
-    """
+    """Fetch the current prices of all providers, and store them for later predictions."""
     if find_spec(GPUHUNT) is None:
         raise MissingDependencyError(
             "Current prices need gpuhunt, which is not installed: pip install lightning-predict[prices]"

@@ -69,9 +69,6 @@ def energy(
         num_gpus: Number of GPUs.
         grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
         overhead: Factor for the rest of the machine and its cooling (including the PUE); at least 1.
-
-    Raises:
-        InvalidArgumentError: A number is outside its range.
     """
     _check("seconds", seconds, 0, math.inf)
     _check("busy_share", busy_share, 0, 1)

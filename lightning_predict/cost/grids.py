@@ -57,9 +57,6 @@ def grid_of(name: str | float) -> PowerGrid:
         name: Grams of CO2-equivalent per kWh; a Google Cloud region (`us-central1`); the place of a region (`Iowa`); or
             a country by name or ISO code (`France`, `FR`, `FRA`). If a name is a place and a country (`Belgium`), the
             place is used.
-
-    Raises:
-        InvalidArgumentError: The number is below 0, or the name is unknown. The message suggests the nearest name.
     """
     try:
         grams = math.nan if isinstance(name, bool) else float(name)

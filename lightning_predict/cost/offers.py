@@ -257,9 +257,6 @@ def from_providers(names: str | Iterable[str], offers: Sequence[Offer] | None = 
     Args:
         names: Names such as `RunPod` or `AWS`, or kinds (`marketplace`, `specialised`, `hyperscaler`).
         offers: Offers to choose from; None uses the offers of the package.
-
-    Raises:
-        InvalidArgumentError: No offer has this provider.
     """
     table = load_offers() if offers is None else offers
     asked = {_plain(name): name for name in ([names] if isinstance(names, str) else names)}
@@ -332,11 +329,6 @@ def read_offers(path: str | os.PathLike[str], *, region: str | None = None) -> t
     Args:
         path: The file.
         region: Region whose offers are used, and offers without a region; None for all regions.
-
-    Raises:
-        CatalogueError: The file is missing, malformed or invalid, or has no offer in the region. The message names the
-            line, or the offer.
-        UnknownGpuError: An offer's GPU is not in the catalogue. The message suggests the nearest names.
     """
     file = Path(path).expanduser()
     suffix = file.suffix.lower()

@@ -464,11 +464,7 @@ UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction
 
 
 def check_price(usd_per_hour: UserPrice) -> None:
-    """Validate that prices are positive numbers.
-
-    Raises:
-        InvalidArgumentError: A price is zero, negative, infinite or not a number.
-    """
+    """Validate that prices are positive numbers."""
     prices = usd_per_hour.values() if isinstance(usd_per_hour, Mapping) else [usd_per_hour]
     for price in prices:
         if price is not None and positive_number(price) is None:
@@ -486,9 +482,6 @@ class Charges:
         setup_minutes: Paid time from the start of the machine until training starts: boot, environment, data.
         minimum_minutes: Minimum billed time of a machine.
         storage_usd: Dollars for storage and data transfer.
-
-    Raises:
-        InvalidArgumentError: A value is negative or not a number.
     """
 
     setup_minutes: float = 0.0

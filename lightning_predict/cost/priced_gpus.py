@@ -70,10 +70,6 @@ def layouts_to_predict(
 
     Returns:
         The layouts; a `PricedGpus` for a group.
-
-    Raises:
-        InvalidArgumentError: No GPU of the group has a current price, or `layouts_of` raises this error.
-        UnknownGpuError: The catalogue does not have a named GPU.
     """
     if isinstance(gpus, Sequence) and len(gpus) == 1 and isinstance(gpus[0], str) and gpus[0] in GROUPS:
         gpus = gpus[0]

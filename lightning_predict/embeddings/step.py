@@ -241,11 +241,7 @@ def alltoall_message(chunk_bytes: Array) -> float:
 
 
 def checked_optimizer(name: str) -> OptimizerState:
-    """Return the optimizer state of an optimizer.
-
-    Raises:
-        InvalidArgumentError: The optimizer is unknown.
-    """
+    """Return the optimizer state of an optimizer."""
     values = OPTIMIZERS[name].table_values if name in OPTIMIZERS else None
     if values is None:
         raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(TABLE_OPTIMIZERS)}.")
@@ -253,11 +249,7 @@ def checked_optimizer(name: str) -> OptimizerState:
 
 
 def check_samples(samples: int, layout: Layout) -> None:
-    """Raise an error for a step with fewer samples than GPUs.
-
-    Raises:
-        InvalidArgumentError: There are fewer samples than GPUs.
-    """
+    """Raise an error for a step with fewer samples than GPUs."""
     if samples < layout.count:
         raise InvalidArgumentError(
             f"samples={samples!r} for the {layout.count} GPU(s) of {layout.name}; expected at least one sample per GPU."
@@ -306,12 +298,7 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
 
 
 def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> tuple[tuple[Assignment, ...], str]:
-    """Return the sharding of each table and the optimizer from a plan written by `lightning-predict shard --output`.
-
-    Raises:
-        InvalidArgumentError: The file is not a plan, or the plan is for other tables.
-        OSError: The file cannot be read.
-    """
+    """Return the sharding of each table and the optimizer from a plan written by `lightning-predict shard --output`."""
     document = read_json(path, InvalidArgumentError, name="sharding plan")
     rows = document.member("tables").items()
     if len(rows) != len(tables):

@@ -28,9 +28,6 @@ class StepTables:
 
     Args:
         trace: The recorded step.
-
-    Raises:
-        InvalidArgumentError: The step has no lookups, or contains several batches.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -126,11 +123,7 @@ class StepTables:
 
 
 def without_tables(trace: Trace) -> Trace:
-    """Return a step without the lookups and the parameters of embedding tables.
-
-    Raises:
-        InvalidArgumentError: The step has no lookups.
-    """
+    """Return a step without the lookups and the parameters of embedding tables."""
     tables = StepTables(trace)
     memory, gone = trace.memory, tables.parameter_bytes
     share = 1 - gone / memory.parameter_bytes if memory.parameter_bytes else 1.0

@@ -225,9 +225,6 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
     Args:
         trace: The recorded step.
         skew: One exponent for all tables, or an exponent per table name; other tables have uniform lookups.
-
-    Raises:
-        InvalidArgumentError: An exponent is out of range, or a table name is unknown.
     """
     modules = {
         operation.module for operation in trace.operations if is_look_up(operation) and operation.module is not None
@@ -256,11 +253,7 @@ SAMPLE_COLUMNS: Final = ("table", "index")
 
 
 def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
-    """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices.
-
-    Raises:
-        InvalidArgumentError: The file does not exist, or `read_skew` raises this error.
-    """
+    """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices."""
     try:
         return float(words)
     except ValueError:
@@ -272,12 +265,7 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
 
 
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
-    """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices.
-
-    Raises:
-        InvalidArgumentError: A column is missing, a value is invalid, or the step does not look up a table.
-        OSError: The file cannot be read.
-    """
+    """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices."""
     rows = {table.name: table.rows for table in tables_of_trace(trace).tables}
     samples: dict[str, list[int]] = {}
     for row in read_csv(path, InvalidArgumentError, columns=SAMPLE_COLUMNS):

@@ -84,11 +84,6 @@ def possible_plans(
 
     Returns:
         Plans that fit in memory, fastest tables first; a single plan if the user specifies one.
-
-    Raises:
-        InvalidArgumentError: The step has no lookups, or cannot be sharded in this way.
-        InfeasiblePlanError: No plan fits in memory.
-        OSError: The plan file cannot be read.
     """
     traced = tables_of_trace(trace)
     samples = traced.batch_size * layout.count
@@ -161,11 +156,7 @@ class ShardedEmbeddings:
         )
 
     def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
-        """Return the step on a layout under a plan, with a timeline of its parts.
-
-        Raises:
-            InvalidArgumentError: The step contains several batches.
-        """
+        """Return the step on a layout under a plan, with a timeline of its parts."""
         row = self._context.gpus.index(layout.gpu)
         return _whole_step(shared, step, row, layout, chosen, self._strategy, self._context.interconnect)
 

@@ -106,9 +106,6 @@ def fused(
             computes only casts and the logarithms of a loss again.
         adds_residuals: Whether sums that a block computes itself, such as of its residual stream, are fused, too.
         by_blocks: Whether each block, and what lies between blocks, is compiled by itself (regional compilation).
-
-    Raises:
-        InvalidArgumentError: The step is already compiled, or has no tensor ids.
     """
     if trace.compiled or trace.has_measured_kernels or not any(one.outputs for one in trace.operations):
         raise InvalidArgumentError(

@@ -169,9 +169,6 @@ def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
 
     Args:
         kernels: Names, or one text with names separated by commas. `eager` is the default and changes nothing.
-
-    Raises:
-        InvalidArgumentError: A name is unknown, or two options replace the same operations.
     """
     if not isinstance(kernels, str | Sequence):
         raise InvalidArgumentError(
@@ -203,9 +200,6 @@ def with_kernels(trace: Trace, kernels: Sequence[str], *, where_they_apply: bool
         trace: Eager step.
         kernels: Names of options in their order.
         where_they_apply: Leave out options that apply to no kind of step, instead of an error.
-
-    Raises:
-        InvalidArgumentError: An option applies to no kind of step.
     """
     for name in kernels:
         option = KERNELS[name]

@@ -138,9 +138,6 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
 
     Args:
         folder: Folder with `sources.toml` and at least one architecture file.
-
-    Raises:
-        CatalogueError: A file is missing or not TOML, or a row breaks a rule. The message names file, row and key.
     """
     common = read_toml(folder / SOURCES_FILE, CatalogueError)
     common.check_keys({"sources"})

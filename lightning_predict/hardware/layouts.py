@@ -90,11 +90,6 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
         name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; an instance type,
             optionally with the prefix `<machines>x`; or a `Gpu` or `Layout`.
         num_nodes: Number of machines, if the name does not include it.
-
-    Raises:
-        UnknownGpuError: The catalogue does not have the GPU.
-        InvalidArgumentError: A number is zero or too large, the name and `num_nodes` disagree, or `name` has the wrong
-            type.
     """
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
@@ -150,10 +145,6 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     Args:
         names: Names of GPUs or layouts, such as `L4` or `2x8xH100-SXM-80GB`, `Gpu` or `Layout` objects.
         num_nodes: Number of machines, for layouts whose name does not include it.
-
-    Raises:
-        InvalidArgumentError: The list is empty or a single string, or `layout_of` raises this error.
-        UnknownGpuError: The catalogue does not have a GPU.
     """
     if isinstance(names, str):
         raise InvalidArgumentError(f"gpus={names!r} is one string; give a list of names, for example [{names!r}].")

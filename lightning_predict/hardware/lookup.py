@@ -147,11 +147,7 @@ def peak_flops(name: str, dtype: str = "bfloat16") -> float:
 
 
 def _candidates(name: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that have or report a name: several if only their memory sizes differ.
-
-    Raises:
-        UnknownGpuError: No GPU matches.
-    """
+    """Return the GPUs that have or report a name: several if only their memory sizes differ."""
     candidates = _catalogue_index().get(normalise(_text(name)))
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
         from lightning_predict.hardware.slices import slice_of
@@ -202,11 +198,7 @@ def normalise(name: str) -> str:
 
 
 def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """Return GPUs by normalised name. Several GPUs may report the same name if their memory sizes differ clearly.
-
-    Raises:
-        CatalogueError: Two GPUs share a name and cannot be distinguished by memory.
-    """
+    """Return GPUs by normalised name. Several GPUs may report the same name if their memory sizes differ clearly."""
     index: dict[str, dict[str, Gpu]] = {}
     own_words: set[str] = set()
     for row in gpus:
@@ -230,11 +222,7 @@ _OWN: Final[dict[str, Gpu]] = {}
 
 
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
-    """Add the user's own GPUs. A GPU replaces an added GPU with the same name.
-
-    Raises:
-        InvalidArgumentError: A GPU of the catalogue has the same name.
-    """
+    """Add the user's own GPUs. A GPU replaces an added GPU with the same name."""
     added = {row.name: row for row in gpus}
     try:
         index_by_name((*_catalogue(), *(_OWN | added).values()))

@@ -40,11 +40,6 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
     Args:
         layouts: The layouts.
         measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by GPU name.
-
-    Raises:
-        InvalidArgumentError: The layouts have several GPUs, but a rate does not name its GPU; a dtype is unknown; or a
-            rate is outside the GPU's possible range.
-        UnknownGpuError: The catalogue does not have a named GPU.
     """
     by_name: dict[str, Mapping[str, float]] = {}
     common: dict[str, float] = {}
@@ -76,11 +71,7 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
 
 
 def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
-    """Return a GPU with other sustained rates.
-
-    Raises:
-        InvalidArgumentError: The GPU has no peak for a dtype.
-    """
+    """Return a GPU with other sustained rates."""
     rates = {}
     for word, rate in measured.items():
         dtype = DTYPE_WORDS.get(word, word)

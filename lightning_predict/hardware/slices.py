@@ -62,9 +62,6 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
         whole: The whole GPU.
         profile_name: Name of the profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance inside `3g.20gb`,
             with one of the three compute slices, and the whole memory.
-
-    Raises:
-        UnknownGpuError: The GPU has no such profile.
     """
     profiles = _profiles().get(whole.name, {})
     compute_slices, _, instance = profile_name.casefold().rpartition("c.")

@@ -54,12 +54,6 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
 
     Returns:
         Names of the added GPUs, and of GPUs with measured rates.
-
-    Raises:
-        InvalidArgumentError: The file has another format, a name is already in the catalogue, or a figure is
-            impossible.
-        UnknownGpuError: `like` does not name a GPU.
-        OSError: The file cannot be read.
     """
     return add_described_gpus(_read(path), path)
 
@@ -78,11 +72,6 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
     Args:
         path: A TOML file with a table `[gpu.<name>]` for each GPU.
-
-    Raises:
-        InvalidArgumentError: The file has another format, or a figure is impossible.
-        UnknownGpuError: `like` does not name a GPU.
-        OSError: The file cannot be read.
     """
     return _gpus(_read(path), Path(path))
 
@@ -97,11 +86,6 @@ def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
     Args:
         path: A TOML file. GPUs that the file describes must already be in the catalogue.
-
-    Raises:
-        InvalidArgumentError: The file has another format, or a GPU cannot reach a rate.
-        UnknownGpuError: The catalogue does not have a GPU.
-        OSError: The file cannot be read.
     """
     return _rates(_read(path))
 

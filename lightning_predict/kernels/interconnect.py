@@ -176,9 +176,6 @@ def interconnect_of(
         network_gbps: Network bandwidth of one machine in one direction, in Gbit/s.
         busbw: Bus bandwidth among the GPUs of one machine, in GB/s, as printed by nccl-tests.
         pcie: A key of `PCIE_MACHINES`.
-
-    Raises:
-        InvalidArgumentError: A bandwidth is not above 0, or `pcie` is unknown.
     """
     if network_gbps is None and busbw is None and pcie is None:
         return None
@@ -240,9 +237,6 @@ def check_communication(layout: Layout) -> None:
 
     Other vendors' GPUs have neither measurements nor published figures. MIG slices cannot access each other's memory,
     CUDA gives a process only one slice, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716, 2025).
-
-    Raises:
-        InvalidArgumentError: The layout cannot communicate, or cannot be predicted.
     """
     if layout.gpus_per_node > 1 and is_slice(layout.gpu):
         whole = layout.gpu.name.partition(BETWEEN)[0]
@@ -276,10 +270,6 @@ def collective_seconds(
 
     Returns:
         Seconds, arrays of shape (messages,).
-
-    Raises:
-        InvalidArgumentError: The collective is unknown, a message size is negative, or the GPUs are from another
-            vendor.
     """
     check_communication(layout)
     if operation not in COLLECTIVES:

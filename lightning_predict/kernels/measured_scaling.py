@@ -123,11 +123,7 @@ class WorkTimes:
 
 
 def check_method(method: str) -> Method:
-    """Validate the name of a method.
-
-    Raises:
-        InvalidArgumentError: The method is unknown; the message lists the known methods.
-    """
+    """Validate the name of a method."""
     for known in METHODS:
         if method == known:
             return known
@@ -145,9 +141,6 @@ def predict_work_times(
         origin: GPU on which the kernels of the trace were measured; None without measured kernels, or if unknown.
         models: Trained models; None uses rooflines.
         method: `auto`, `mlp` or `wave`.
-
-    Raises:
-        InvalidArgumentError: The method is unknown, or `wave` without measured kernels of a known GPU.
     """
     chosen = check_method(method)
     items = work_items(trace)

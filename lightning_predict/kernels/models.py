@@ -130,9 +130,6 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
         gpu_names: Catalogue names. A GPU without its own weights uses the base network. If no download is needed, all
             GPUs of the catalogue are loaded, because the measurements of dominated GPUs bound the times of others.
         weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
-
-    Raises:
-        WeightsError: The weights cannot be found or verified.
     """
     source = weights_source(weights)
     # The store reads the environment, so the environment is part of the cache key.
@@ -320,10 +317,6 @@ class UtilisationModels:
         If matmuls of a GPU in one 16-bit dtype are slower than the base network predicts, the other 16-bit dtype gets
         the same slowdown. Boards of the same chip with no more power get the slowdown, too. The cause is a shared clock
         or power limit.
-
-        Raises:
-            UnknownOperationError: No model supports the operation in this dtype (see `supports`).
-            WeightsFormatError: The weights expect other features than this version computes.
         """
         found = self._estimated(batch, gpus)
         if batch.dtype not in OTHER_16_BIT or batch.operation != "linear":

@@ -323,12 +323,7 @@ def _load(asked: str | None = None) -> None:
 
 
 def register(*specs: OperationSpec) -> None:
-    """Add operations to the registry, with the translators of their calls.
-
-    Raises:
-        InvalidArgumentError: An operation or translator already exists, there is a default of an unknown shape
-            parameter, or an operation has calls but no translator.
-    """
+    """Add operations to the registry, with the translators of their calls."""
     for spec in specs:
         if spec.name in _SPECS:
             raise InvalidArgumentError(f"Operation {spec.name!r} is registered twice; give one another name.")
@@ -381,11 +376,7 @@ ON_SPARSE_TENSORS: Final = "any call on sparse tensors"
 
 
 def translates(*calls: str) -> Callable[[Translator], Translator]:
-    """Register a translator for dispatcher calls.
-
-    Raises:
-        InvalidArgumentError: A call already has a translator.
-    """
+    """Register a translator for dispatcher calls."""
 
     def add(translator: Translator) -> Translator:
         for call in calls:
@@ -432,11 +423,7 @@ def operation_names() -> tuple[str, ...]:
 
 
 def operation_spec(name: str) -> OperationSpec:
-    """Return an operation by name.
-
-    Raises:
-        UnknownOperationError: The operation is unknown; the message lists the known operations.
-    """
+    """Return an operation by name."""
     try:
         return _SPECS[name]
     except (KeyError, TypeError):  # of a family that is not loaded, unknown, or no text
@@ -457,12 +444,7 @@ def _find(name: object) -> OperationSpec | None:
 
 
 def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]) -> ShapeBatch:
-    """Build a batch of shapes of one operation. Shape parameters are scalars or arrays that broadcast to one length.
-
-    Raises:
-        UnknownOperationError: The operation or a shape parameter is unknown, or a shape parameter is missing.
-        InvalidArgumentError: The dtype is unknown, or a value is not a positive finite number.
-    """
+    """Build a batch of shapes of one operation. Shape parameters are scalars or arrays that broadcast to one length."""
     spec = operation_spec(operation)
     if dtype not in COMPUTE_BYTES:
         raise InvalidArgumentError(f"dtype {dtype!r} is not known. Known dtypes: {', '.join(COMPUTE_BYTES)}.")

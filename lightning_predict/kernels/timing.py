@@ -143,11 +143,7 @@ class OperationTimes:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Return the dtype in which a GPU computes: without TF32 units, TF32 becomes float32.
-
-    Raises:
-        InvalidArgumentError: The dtype is float8, which the GPU does not support and no library emulates.
-    """
+    """Return the dtype in which a GPU computes: without TF32 units, TF32 becomes float32."""
     if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
         raise InvalidArgumentError(
             f"{gpu.name} has no units for float8; expected a GPU that does (Ada, Hopper or Blackwell). "

@@ -62,11 +62,7 @@ COMPLEX_MATMULS: Final = 4
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
-    """Return the shapes that an operation computes on a GPU; empty if the operation only changes metadata.
-
-    Raises:
-        Exception: Any exception of a translator, only if `STRICT_VARIABLE` is set.
-    """
+    """Return the shapes that an operation computes on a GPU; empty if the operation only changes metadata."""
     return _translated(operation, flags)[0]
 
 

@@ -72,9 +72,6 @@ def memory_boundedness(*, intensity: float, ridge: float) -> float:
     Args:
         intensity: FLOPs per byte of DRAM traffic; `math.inf` for no traffic.
         ridge: Intensity at which the destination's compute and memory times are equal.
-
-    Raises:
-        InvalidArgumentError: The intensity is negative or the ridge is not positive.
     """
     if intensity < 0 or not ridge > 0:
         raise InvalidArgumentError(

@@ -35,9 +35,6 @@ class Reliability:
         checkpoint_gbps: Storage bandwidth for a checkpoint of all GPUs, in GB/s (not Gbit/s). Training waits while a
             checkpoint is written.
         restart_minutes: Minutes from a failure until training continues.
-
-    Raises:
-        InvalidArgumentError: A value is not above 0.
     """
 
     mtbf_hours: float = PUBLISHED_MTBF_HOURS

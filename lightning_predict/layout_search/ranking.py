@@ -286,10 +286,6 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
     Args:
         machine: The cloud's name of the machine type.
         gpus: Numbers of GPUs as texts; None for the GPUs of one machine.
-
-    Raises:
-        InvalidArgumentError: The machine is unknown, a text is not a number, or a number is not a multiple of the
-            machine's GPUs.
     """
     found = find_machine(machine)
     if found is None:

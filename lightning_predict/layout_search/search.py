@@ -252,9 +252,6 @@ def best_strategies(
         batch: Limits on the batch of a step.
         fp8: Float8 scaling that candidates may use; None for no float8.
         on_progress: Called with the number of finished candidates, and the number of all candidates.
-
-    Raises:
-        InvalidArgumentError: No strategy fits in memory.
     """
     bounds = Bounds(shared, step, row, interconnect)
     # (lower bound on the time per batch, strategy, number of batches per step)

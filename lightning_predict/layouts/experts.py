@@ -71,11 +71,7 @@ def count_experts(trace: Trace) -> int:
 
 
 def check_experts(trace: Trace, strategy: Strategy) -> None:
-    """Check that the experts can be distributed over GPUs.
-
-    Raises:
-        InvalidArgumentError: The model has no experts, or `expert` does not divide the number of experts.
-    """
+    """Check that the experts can be distributed over GPUs."""
     if strategy.expert == 1 and not strategy.expert_launches:
         return
     count = count_experts(trace)

@@ -39,11 +39,7 @@ FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
 
 
 def strategy_of_foreign(words: str | object) -> str:
-    """Translate another project's arguments, file or object to a strategy text; return other texts unchanged.
-
-    Raises:
-        InvalidArgumentError: The file does not exist, or a key has no equivalent.
-    """
+    """Translate another project's arguments, file or object to a strategy text; return other texts unchanged."""
     if not isinstance(words, str):
         return _text(_lightning(words))
     if not words.isalnum() and are_arguments(words):
@@ -824,9 +820,6 @@ def _lightning(found: object) -> ForeignOptions:
     """Translate a strategy object of Lightning or Fabric, also of a subclass.
 
     Classes are recognized by name, because two packages define them and some need an extra to import.
-
-    Raises:
-        InvalidArgumentError: The object has another type, or an option has no equivalent.
     """
     names = [parent.__name__ for parent in type(found).__mro__]
     own = _Keys(vars(found) if hasattr(found, "__dict__") else {}, names[0])

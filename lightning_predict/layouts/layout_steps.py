@@ -69,9 +69,6 @@ class MultiGpuStep:
         work: Operations of the step in host order.
         simulated: Simulation of the step on each GPU.
         timer: Times operations of any shape.
-
-    Raises:
-        InvalidArgumentError: The trace has no parameters.
     """
 
     def __init__(
@@ -157,11 +154,7 @@ class MultiGpuStep:
         return overlap_with_collectives(self.trace, self.work, splitter, links, strategy)
 
     def split(self, needs_blocks: bool) -> SplitModel:
-        """Return the recorded neural network as blocks and other layers, which can be split over GPUs.
-
-        Raises:
-            InvalidArgumentError: Blocks are needed, but the model has no transformer blocks.
-        """
+        """Return the recorded neural network as blocks and other layers, which can be split over GPUs."""
         if needs_blocks not in self._models_of_blocks:
             self._models_of_blocks[needs_blocks] = split_model(self.trace, needs_blocks=needs_blocks)
         return self._models_of_blocks[needs_blocks]

@@ -131,9 +131,6 @@ def stage_of_blocks(
         stages: Number of pipeline stages.
         first_stage: Number of blocks in the first stage; None for the same number as in other stages.
         last_stage: Number of blocks in the last stage; None for the same number as in other stages.
-
-    Raises:
-        InvalidArgumentError: There are fewer blocks than stages.
     """
     if first_stage is not None or last_stage is not None:
         given = {"first_stage": first_stage, "last_stage": last_stage}
@@ -164,9 +161,6 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
         strategy: Parallel strategy. If `micro_batches` is None, the default is four per pipeline stage, at most one per
             sample; without a pipeline, one.
         samples: Samples per batch; None if unknown.
-
-    Raises:
-        InvalidArgumentError: There are more micro-batches than samples.
     """
     if strategy.micro_batches is None:
         if strategy.pipeline == 1:

@@ -69,11 +69,7 @@ def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]
 
 
 def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -> None:
-    """Check that recomputation can be added to a step.
-
-    Raises:
-        InvalidArgumentError: The step was already recorded with gradient checkpointing.
-    """
+    """Check that recomputation can be added to a step."""
     if recompute != "none" and any(recomputed_matmuls(trace, model).values()):
         raise InvalidArgumentError(
             f"strategy: recompute={recompute} of a step that was recorded with activation checkpointing; leave it out, "

@@ -151,9 +151,6 @@ class Strategy:
         embedding: How embedding tables are sharded: `auto` (the fastest way that fits), `table_wise`, `row_wise`,
             `column_wise` or `data_parallel` for all tables, or a plan of `lightning-predict shard`. None replicates
             tables like other layers.
-
-    Raises:
-        InvalidArgumentError: A value is out of range, or values contradict each other.
     """
 
     data: DataStrategy = "ddp"
@@ -334,10 +331,6 @@ class Strategy:
             layout: The GPUs.
             batches: Number of batches whose gradients the recorded step already accumulates.
             samples: Number of samples in one batch; None if unknown.
-
-        Raises:
-            InvalidArgumentError: The number of data-parallel groups does not divide `global_batches`, or a batch has
-                another size than `batch_samples`.
         """
         if None not in (samples, self.batch_samples) and samples != self.batch_samples:
             raise InvalidArgumentError(
@@ -360,11 +353,7 @@ class Strategy:
         return self.accumulate * (self.micro_batches or 1) > 1
 
     def replicas(self, layout: Layout) -> int:
-        """Return the number of data-parallel groups of a layout; 1 for a single GPU.
-
-        Raises:
-            InvalidArgumentError: The GPUs cannot be divided into groups of this strategy.
-        """
+        """Return the number of data-parallel groups of a layout; 1 for a single GPU."""
         if layout.count == 1:
             return 1
         if layout.count % self.batch_parallel:
@@ -415,11 +404,7 @@ class Strategy:
         return among_replicas + sum(degree > 1 for degree in degrees)
 
     def sharded_count(self, layout: Layout) -> int:
-        """Return the number of GPUs that share one copy of the sharded state; under `ddp`, the number of replicas.
-
-        Raises:
-            InvalidArgumentError: The GPUs cannot form the groups of `hybrid`.
-        """
+        """Return the number of GPUs that share one copy of the sharded state; under `ddp`, the number of replicas."""
         group = layout.count // self.model_parallel
         if not self.split.inside_machines:
             return group
@@ -476,9 +461,6 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
 
     Accepted configurations are Megatron's arguments (`--tensor-model-parallel-size 8 ...`) or a shell script with these
     arguments, torchtitan's TOML, DeepSpeed's JSON, and YAML of other projects.
-
-    Raises:
-        InvalidArgumentError: A name or an option is unknown.
     """
     if isinstance(words, Strategy):
         return words

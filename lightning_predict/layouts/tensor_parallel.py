@@ -103,11 +103,7 @@ class _Unit:
 
 
 def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
-    """Return the transformer blocks in forward order.
-
-    Raises:
-        InvalidArgumentError: The model has no transformer blocks.
-    """
+    """Return the transformer blocks in forward order."""
     units = {name: unit for name, unit in _units(trace).items() if unit.is_block()}
     chosen = _repeated(units)
     chosen |= _innermost(name for name in units if not _are_nested(name, chosen))
@@ -367,11 +363,7 @@ class SplitModel:
         return known[module]
 
     def check(self, tensor: int) -> None:
-        """Raise an error if a tensor-parallel degree is impossible.
-
-        Raises:
-            InvalidArgumentError: The degree does not divide the number of heads.
-        """
+        """Raise an error if a tensor-parallel degree is impossible."""
         for block in self.blocks:
             shared = math.gcd(block.heads, block.kv_heads)
             if shared % tensor:
@@ -385,11 +377,7 @@ class SplitModel:
                 )
 
     def check_context(self, context: int) -> None:
-        """Raise an error if context parallelism is impossible.
-
-        Raises:
-            InvalidArgumentError: Attention is unfused, so a ring cannot compute it.
-        """
+        """Raise an error if context parallelism is impossible."""
         written_out = next((block.name for block in self.blocks if not block.ring_bytes), None)
         if written_out is not None:
             raise InvalidArgumentError(
@@ -410,11 +398,7 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """Return the model of a trace, with its transformer blocks if `needs_blocks`.
-
-    Raises:
-        InvalidArgumentError: `needs_blocks` is set, but the model has no transformer blocks.
-    """
+    """Return the model of a trace, with its transformer blocks if `needs_blocks`."""
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
     hidden = blocks[0].hidden if blocks else None

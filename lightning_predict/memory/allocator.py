@@ -181,11 +181,7 @@ class CachingAllocator:
             self._free[is_small] = sorted(kept)
 
     def _make_room(self, size: int) -> None:
-        """Release unused segments if reserving `size` more bytes would exceed the capacity.
-
-        Raises:
-            AllocationError: Too much memory is in use.
-        """
+        """Release unused segments if reserving `size` more bytes would exceed the capacity."""
         if self._capacity is not None and self.reserved_bytes + size > self._capacity:
             self.empty_cache()
             if self.reserved_bytes + size > self._capacity:

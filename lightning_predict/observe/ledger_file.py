@@ -170,9 +170,6 @@ def find_ledger(folder: str, *, run: str) -> tuple[LedgerPlace | None, list[str]
 
     Returns:
         The files of the continued run, and an error for each ledger that cannot be read.
-
-    Raises:
-        OSError: The folder cannot be read.
     """
     continued, unread = dict[str, SavedLedger](), list[str]()
     for stem in sorted(_stems(folder)):
@@ -200,9 +197,6 @@ def save_own(
         saved: The ledger, with its owner.
         place: Files of this fit, or of the killed run that this fit continues; None for the first name in the folder.
         has_checkpoint: Whether this fit has written the checkpoint of `place`.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     place = place or LedgerPlace.of(folder, LEDGER_STEM)
     own = own_place(folder, saved.owner)
@@ -253,23 +247,14 @@ def _take_over(place: LedgerPlace, saved: SavedLedger) -> bool:
 
 
 def remove_own(place: LedgerPlace, owner: str) -> None:
-    """Remove the ledger of a fit, unless another run has written it.
-
-    Raises:
-        OSError: The file cannot be read or removed.
-        InvalidArgumentError: The file is damaged.
-    """
+    """Remove the ledger of a fit, unless another run has written it."""
     saved = read_ledger(place.ledger)
     if saved is not None and saved.owner == owner:
         _remove(place.ledger)
 
 
 def save_ledger(path: str | os.PathLike[str], saved: SavedLedger) -> None:
-    """Write the file atomically.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the file atomically."""
     if is_url(path):
         system, place = _file_system(path)
         system.pipe_file(place, saved.content)
@@ -279,12 +264,7 @@ def save_ledger(path: str | os.PathLike[str], saved: SavedLedger) -> None:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
-    """Read the file; None if it does not exist.
-
-    Raises:
-        InvalidArgumentError: The file is damaged.
-        OSError: The file cannot be read.
-    """
+    """Read the file; None if it does not exist."""
     try:
         record = _read(path)
     except (FileNotFoundError, NotADirectoryError):

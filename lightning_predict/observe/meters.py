@@ -212,11 +212,7 @@ class Use:
 
     @staticmethod
     def parse(values: Mapping[str, Any]) -> Use:
-        """Read values that `plain` or an earlier version has written.
-
-        Raises:
-            InvalidArgumentError: An amount is not a number of at least 0.
-        """
+        """Read values that `plain` or an earlier version has written."""
         seconds = _saved_amount(values, "seconds")
         metered = {}
         for name in QUANTITIES:
@@ -329,13 +325,7 @@ class Terms:
     def checked(
         *, usd: Amount | None = None, usd_per_hour: Amount | None = None, **arguments: Unpack[BudgetArguments]
     ) -> Terms:
-        """Parse and check the arguments of a budget.
-
-        Raises:
-            InvalidArgumentError: A limit is not positive or has passed, a limit in CO2 has no grid, or a name is
-                unknown.
-            UnknownOfferError: No offer with this name is listed.
-        """
+        """Parse and check the arguments of a budget."""
         given: dict[str, Any] = {"usd": usd, **arguments}
         unknown = [name for name in arguments if name not in BudgetArguments.__annotations__]
         if unknown:
@@ -463,9 +453,6 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
     Args:
         name: Name, for example `g5.xlarge` or `AWS g5.xlarge`.
         offers: Offers to choose from; None for the package's price list.
-
-    Raises:
-        UnknownOfferError: No offer has this name. The message contains the most similar names.
     """
     offers = load_offers() if offers is None else offers
     named = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]

@@ -58,10 +58,6 @@ class RankAgreement(Protocol):
             failure: Error on this rank since the last decision; None without an error.
             alike: Value to compare between the ranks. The decision's `alike` states whether the value is equal on all
                 ranks. None counts as different.
-
-        Raises:
-            LightningPredictError: A rank failed, or (MissingRankError) did not arrive in time. The error is raised on
-                every rank.
         """
 
 
@@ -170,11 +166,7 @@ class StoreAgreement:
 
 
 def rank_agreement(trainer: Any) -> RankAgreement:
-    """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank.
-
-    Raises:
-        LightningPredictError: The ranks share no store, so that they cannot decide together.
-    """
+    """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank."""
     agreement = agreement_of_ranks(trainer.global_rank, trainer.world_size, wait_seconds(trainer))
     if agreement is None:
         raise LightningPredictError("several processes need torch.distributed, which is not initialized")

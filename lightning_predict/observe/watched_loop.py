@@ -359,11 +359,7 @@ class WatchedRun(Predicts):
 
     @log_exceptions
     def step(self) -> None:
-        """End an optimizer step and begin the next.
-
-        Raises:
-            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
-        """
+        """End an optimizer step and begin the next."""
         self.end_step()
         if not self._waits_outside:
             self.start_step()
@@ -385,11 +381,7 @@ class WatchedRun(Predicts):
 
     @log_exceptions
     def end_step(self) -> None:
-        """End a step.
-
-        Raises:
-            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
-        """
+        """End a step."""
         if not self._is_off:
             self._count_step()
         if not self._is_off:

@@ -108,10 +108,6 @@ def report_on_gpu(
 
     Returns:
         The content of the file, without the version and the hash.
-
-    Raises:
-        InvalidArgumentError: The preset is unknown, or the time is not above 0.
-        OSError: The file cannot be written.
     """
     if preset not in PRESETS or not minutes > 0:
         raise InvalidArgumentError(

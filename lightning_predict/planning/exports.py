@@ -131,11 +131,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> tuple[Segment, ...]:
-    """Read the segments of a `plan.json`, as written by `plan_json`.
-
-    Raises:
-        PlanningFormatError: The file is missing, or is not a plan.
-    """
+    """Read the segments of a `plan.json`, as written by `plan_json`."""
     return tuple(
         Segment(
             job=row.member("job").words(),
@@ -188,11 +184,7 @@ _SLURM: Final = _Engine("Slurm", "folder for its checkpoint that machines share"
 
 @final
 class _Export:
-    """Segments of a plan to start and to stop, file names, and the commands with their times.
-
-    Raises:
-        PlanningFormatError: A job has no command, or the engine would lose the work of a job that moves.
-    """
+    """Segments of a plan to start and to stop, file names, and the commands with their times."""
 
     def __init__(self, plan: Plan, problem: PlanningProblem, since: PlanState | None, engine: _Engine) -> None:
         self.plan, self.since = plan, since
@@ -309,9 +301,6 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
     machine shuts down after `IDLE_MINUTES` without work. A job waits in the machine's own queue until its GPUs are
     free. If a job moves, it gets a stop signal, writes its checkpoint and ends before it starts elsewhere. A node
     changes its machine type only after its old machine is idle, so the number of machines never exceeds the plan's.
-
-    Raises:
-        PlanningFormatError: A job has no command, or a job that moves has no bucket for its checkpoint.
     """
     export = _Export(plan, problem, since, _SKYPILOT)
     for start in export.starts:
@@ -362,9 +351,6 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
     The segments of a job share its name and run one after another (`--dependency=singleton`). Only a job with a
     checkpoint gets a time limit: the upper end of its predicted time. Before the limit, Slurm signals the job and
     requeues it.
-
-    Raises:
-        PlanningFormatError: A job has no command, or a job that moves has no checkpoint.
     """
     export = _Export(plan, problem, since, _SLURM)
     hosts = _hosts(plan, problem)
@@ -404,11 +390,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
 
 
 def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
-    """Return a dstack task for each job to start, by file name, and `schedule.txt`.
-
-    Raises:
-        PlanningFormatError: A job has no command, or a job moves.
-    """
+    """Return a dstack task for each job to start, by file name, and `schedule.txt`."""
     export = _Export(plan, problem, since, _Engine("dstack"))
     names = _engine_names(export.names)
     for start in export.starts:
@@ -438,10 +420,6 @@ def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = N
     Kueue starts a suspended job when its local queue has the GPUs. The job selects nodes with the plan's GPU, by the
     label of NVIDIA's GPU feature discovery, and on a cloud's machine also the instance type. Its claim is mounted at
     the folder of its checkpoint, because the container's own files are lost with the pod.
-
-    Raises:
-        PlanningFormatError: A job has no command or image, no claim for its folder of checkpoints, moves, or needs
-            several machines.
     """
     export = _Export(plan, problem, since, _Engine("Kueue"))
     _check_kueue(export.starts)

@@ -200,10 +200,6 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
         folder: The folder with the jobs' checkpoints, including subfolders.
         problem: The planned problem.
         now: Seconds since 1970.
-
-    Raises:
-        PlanningFormatError: The folder has no file of a job of this problem.
-        InvalidArgumentError: A file is damaged, or the state contradicts the problem.
     """
     jobs = {job.name: job for job in problem.jobs}
     found: dict[str, tuple[Progress, PlanSlot]] = {}

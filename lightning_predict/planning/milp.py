@@ -268,11 +268,7 @@ class MilpPlanner:
     name: str = "MILP"
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
-        """Return the best decision found within the time limit, with its gap.
-
-        Raises:
-            MissingDependencyError: SciPy is not installed.
-        """
+        """Return the best decision found within the time limit, with its gap."""
         started = time.perf_counter()
         check_scipy()
         program = Program(options_of(*_most_urgent(problem, situation)))
@@ -321,9 +317,6 @@ def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
     A job is spread over periods. Its work takes at least the node time of the configuration that occupies least of a
     machine, and the periods have `nodes` nodes. Nothing runs faster than a job on its fastest configuration, of p
     seconds: the job ends p/2 after the mean time of its work, or later. Work counts from the start of its period.
-
-    Raises:
-        MissingDependencyError: SciPy is not installed.
     """
     check_scipy()
     import scipy.sparse as sp
@@ -384,11 +377,7 @@ def _libraries_print_nothing() -> Iterator[None]:
 
 
 def check_scipy() -> None:
-    """Raise an error with the install command if SciPy is not installed.
-
-    Raises:
-        MissingDependencyError: SciPy is not installed.
-    """
+    """Raise an error with the install command if SciPy is not installed."""
     try:
         import scipy.optimize  # noqa: F401
     except ImportError as error:

@@ -122,11 +122,7 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
-    """Return the planner with full, reduced and minimal freedom, and the queue rules; a queue rule alone if named.
-
-    Raises:
-        InvalidArgumentError: The method is unknown.
-    """
+    """Return the planner with full, reduced and minimal freedom, and the queue rules; a queue rule alone if named."""
     most, own = problem.formulation, problem.horizon_seconds
     planner = policy(method)
     if planner in QUEUE_RULES:

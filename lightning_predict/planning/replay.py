@@ -92,11 +92,7 @@ class PlanReplay:
 
 
 def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeconds:
-    """Return actual times that differ from the predicted ones by one factor per job.
-
-    Raises:
-        InvalidArgumentError: A factor is not above 0, or a job is unknown.
-    """
+    """Return actual times that differ from the predicted ones by one factor per job."""
     jobs = {job.name: job for job in problem.jobs}
     for name, factor in factors.items():
         if name not in jobs or not factor > 0:
@@ -137,10 +133,6 @@ def replay(
         problem: The planned problem.
         actual_seconds: Actual time of the whole run, by job and configuration.
         again: Functions that plan again, by the time in seconds. They are not called if all jobs have ended by then.
-
-    Raises:
-        InvalidArgumentError: The plan has other jobs than the problem.
-        InfeasiblePlanError: Planning again finds no plan.
     """
     jobs = {job.name: job for job in problem.jobs}
     planned = {segment.job for segment in segments}

@@ -60,11 +60,6 @@ def times_of_trace(
     of GPUs. If the trace has no parameters, only configurations of one GPU are returned, because the communication
     between several GPUs is unknown. With `keep_batch`, replicas share the samples of a step, and configurations whose
     number of replicas does not divide the samples are omitted.
-
-    Raises:
-        TraceError: The file is missing or is not a trace.
-        UnknownGpuError: A machine type has a GPU that the catalogue does not contain.
-        PlanningFormatError: `keep_batch` is set, but the trace cannot be scaled to another batch size.
     """
     trace, assumptions = Trace.load(str(path)), assumptions or Assumptions()
     layouts = {one: layout for one, layout in _layouts(machines) if trace.parameters or layout.count == 1}
@@ -105,12 +100,6 @@ def times_of_runs(
     If all past runs used one GPU model, or one number of GPUs, other configurations are omitted, because the runs
     contain no information about them. With `keep_batch`, GPUs share the `batch_size` samples of a step, and
     configurations whose number of GPUs does not divide the samples are omitted.
-
-    Raises:
-        MeasurementTableError: The table is invalid.
-        InvalidArgumentError: There are too few runs, runs of several models without a choice, or runs that differ in a
-            setting that a plan does not have, such as the number of loader processes.
-        MissingDependencyError: SciPy is not installed.
     """
     from lightning_predict.regression.end_to_end import fit_regression, of_one_model
     from lightning_predict.regression.runs import RunSetting, read_runs

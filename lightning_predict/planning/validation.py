@@ -29,12 +29,7 @@ from lightning_predict.planning.problem import (
 
 
 def check_problem(problem: PlanningProblem) -> None:
-    """Reject a problem that has no plan or is inconsistent.
-
-    Raises:
-        InvalidArgumentError: A number is out of its range, or a name is duplicate or unknown.
-        InfeasiblePlanError: No plan can satisfy a job or a limit.
-    """
+    """Reject a problem that has no plan or is inconsistent."""
     if not problem.machines:
         raise InfeasiblePlanError("There are no offers: list at least one machine type that jobs can run on.")
     if not problem.jobs:
@@ -56,12 +51,7 @@ def check_problem(problem: PlanningProblem) -> None:
 
 
 def check_situation(situation: PlanState, problem: PlanningProblem) -> None:
-    """Reject a state that contradicts the problem.
-
-    Raises:
-        InvalidArgumentError: A job or configuration is unknown, a share is out of its range, or a node has too many
-            GPUs.
-    """
+    """Reject a state that contradicts the problem."""
     jobs = {job.name: job for job in problem.jobs}
     for name in sorted({*situation.remaining, *situation.running, *situation.started, *situation.measured}):
         _expect(name in jobs, f"The state has a job {name!r}, which the problem does not list; known: {sorted(jobs)}.")

@@ -136,11 +136,7 @@ class AssumedValues:
         )
 
     def output_of(self, name: str, func: TorchFunction, args: Args, kwargs: Kwargs) -> Any:
-        """Return the result of an operation that the meta device rejects.
-
-        Raises:
-            LookupError: No assumption covers this operation.
-        """
+        """Return the result of an operation that the meta device rejects."""
         tensors = list(tensors_in((*args, *kwargs.values())))
         if not any(tensor.device.type == "meta" for tensor in tensors):
             raise LookupError(name)

@@ -33,9 +33,6 @@ def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:
     Args:
         trace: A profile of a GPU.
         dispatch_trace: The same step, with tensor ids.
-
-    Raises:
-        InvalidArgumentError: `dispatch_trace` has no output tensors, or is another step.
     """
     if not any(operation.outputs for operation in dispatch_trace.operations):
         raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")

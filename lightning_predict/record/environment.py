@@ -97,11 +97,7 @@ def _cudnn_version() -> str:
 
 
 def check_listed(roots: Sequence[nn.Module]) -> None:
-    """Check that modules can list their parameters and buffers.
-
-    Raises:
-        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of a module raised an error.
-    """
+    """Check that modules can list their parameters and buffers."""
     for root in roots:
         try:
             for _ in itertools.chain(root.named_parameters(), root.named_buffers()):

@@ -141,9 +141,6 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
         source: Name of the file, for errors.
         step: Number of the `ProfilerStep#` to read. If None, the median of the steps with work, or the whole file if no
             step is marked.
-
-    Raises:
-        TraceFormatError: There are no events, an event has no times, or the step does not exist.
     """
     checked = Checked(document, File(source, TraceFormatError))
     rows = checked if isinstance(document, list) else checked.member("traceEvents")

@@ -28,12 +28,7 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
 
 
 def load_step(path: str | os.PathLike[str]) -> Trace:
-    """Read a step from a trace of this package, or from a profile of `torch.profiler`.
-
-    Raises:
-        TraceError: The file has another format, or its content is invalid.
-        OSError: The file cannot be read.
-    """
+    """Read a step from a trace of this package, or from a profile of `torch.profiler`."""
     try:
         return Trace.load(path)
     except TraceFormatError:

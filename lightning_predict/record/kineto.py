@@ -58,10 +58,6 @@ def trace_of_kineto(document: object, source: str, *, step: int | None, gpu: str
     Values that the file lacks stay unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults, with
     a note). Time inside a DataLoader's `__next__` is loader time. Collectives are removed if the file does not state
     the number of GPUs. For a GPU outside the catalogue, a warning states that its measured kernels cannot be used.
-
-    Raises:
-        TraceFormatError: The file is not a profile, has no such step, or was not recorded on an NVIDIA GPU.
-        UnknownGpuError: `gpu` is not in the catalogue.
     """
     profile = read_profile(document, source, step=step)
     _refuse_other_vendors(profile, source)

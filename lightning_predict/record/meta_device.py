@@ -156,9 +156,6 @@ class AutocastOnMeta:
         """Return the arguments under autocast; unchanged if autocast is off or does not apply to the operation.
 
         Autocast is off in the backward pass, but the forward pass may have cast saved tensors.
-
-        Raises:
-            CaptureError: CUDA's autocast rejects the operation.
         """
         if in_backward:
             return (args, kwargs) if not self.has_cast else self._cast_backward(name, args, kwargs)

@@ -96,9 +96,6 @@ def precision_of(word: str | int) -> Precision:
 
     Args:
         word: Name, for example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
-
-    Raises:
-        InvalidArgumentError: The name is unknown.
     """
     name = _SHORT_WORDS.get(str(word), str(word))
     for precision in _WORDS_OF_PRECISION:
@@ -194,11 +191,7 @@ def emulates_bfloat16(gpu: Gpu) -> bool:
 
 
 def in_precision(trace: Trace, dtype: str) -> Trace:
-    """Return a float32 trace as under autocast, without measurements, which are only valid for the old precision.
-
-    Raises:
-        InvalidArgumentError: The dtype is not supported, or the trace already runs in 16 bits.
-    """
+    """Return a float32 trace as under autocast, without measurements, which are only valid for the old precision."""
     if dtype not in PRECISIONS:
         raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
     if trace.flags.autocast_dtype is not None:

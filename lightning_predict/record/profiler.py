@@ -125,9 +125,6 @@ def refuse_second_profiler() -> None:
     """Raise an error if a profiler is running or scheduled: torch does not report a scheduled profiler in its warm-up.
 
     A second profiler would take over torch's profiler, and the first would crash the process.
-
-    Raises:
-        CaptureError: Another profiler is running or warming up.
     """
     if torch._C._autograd._profiler_enabled() or _RECORDING or _others_under_way():
         raise CaptureError(
@@ -196,11 +193,7 @@ class ProfilerRecorder:
         self._parts: list[Trace] = []
 
     def start(self) -> None:
-        """Start the profiler.
-
-        Raises:
-            CaptureError: Another profiler is running or warming up.
-        """
+        """Start the profiler."""
         with _STARTING:
             refuse_second_profiler()
             _RECORDING.add(self)
@@ -245,11 +238,7 @@ class ProfilerRecorder:
         )
 
     def stop(self) -> None:
-        """Stop the profiler, and keep its events. Repeated calls have no effect.
-
-        Raises:
-            CaptureError: Another profiler displaced this recorder, or there are too many events.
-        """
+        """Stop the profiler, and keep its events. Repeated calls have no effect."""
         running, self._profile = self._profile, None
         window, self._window = self._window, None
         with ExitStack() as parts:  # all parts run, even if some raise
@@ -316,11 +305,7 @@ class ProfilerRecorder:
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self, *, represented_by: Sequence[int] = ()) -> Trace:
-        """Return the recorded step, with its parts joined; `represented_by` as in `CaptureSession.trace`.
-
-        Raises:
-            CaptureError: Nothing was recorded.
-        """
+        """Return the recorded step, with its parts joined; `represented_by` as in `CaptureSession.trace`."""
         if not self._parts:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
         parts = self._parts

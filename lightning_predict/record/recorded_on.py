@@ -53,11 +53,7 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
-    """Set the recording GPU of a trace whose file does not name the GPU, or uses a name outside the catalogue.
-
-    Raises:
-        UnknownGpuError: The catalogue lacks the GPU.
-    """
+    """Set the recording GPU of a trace whose file does not name the GPU, or uses a name outside the catalogue."""
     if name is None:
         return trace
     named, reported = find_gpu(name, memory_bytes=trace.gpu_memory_bytes), gpu_in_use(trace)
@@ -93,12 +89,7 @@ def unknown_gpu_note(trace: Trace) -> str | None:
 
 
 def check_predictable(trace: Trace) -> None:
-    """Check that a trace can be predicted.
-
-    Raises:
-        UnknownGpuError: The trace has measured kernels of an unknown GPU, and no shapes.
-        TraceError: The trace has no operations, or neither shapes nor kernels.
-    """
+    """Check that a trace can be predicted."""
     if not trace.operations:
         raise TraceError(
             "The trace holds no operations, so that nothing can be predicted. Record a step that runs the model; of a "

@@ -169,9 +169,6 @@ class CaptureSession:
         """Start recording. If the profiler fails, fall back to the next recorder.
 
         If the recorder cannot be restarted within a step, the whole step is lost; `retry` then records a later step.
-
-        Raises:
-            CaptureError: Another profiler is running, or the recorder cannot be started.
         """
         if self._running:
             raise CaptureError("This session is recording already; call stop() before the next start().")
@@ -281,9 +278,6 @@ class CaptureSession:
             represented_by: For each batch, the index of the recorded batch that represents it; empty if all batches
                 were recorded. Each recorded batch had its own start and stop.
             optimizer_steps: Number of optimizer updates in the step; None counts the recorded updates.
-
-        Raises:
-            CaptureError: Nothing was recorded, or recording failed.
         """
         self.stop()
         if self._failure is not None:

@@ -68,11 +68,6 @@ def step_of_source(
         options: Options for a model by name.
         save_to: File to write the step to; None writes none.
         more: Further options for a model by name, as for `step_of`.
-
-    Raises:
-        InvalidArgumentError: The model or an option is unknown, or an option has no effect.
-        LightningPredictError: The file cannot be read, or the step cannot be recorded.
-        OSError: There is no such file.
     """
     own = asdict(options) | more
     given = {name: value for name, value in own.items() if value is not None and value is not False}

@@ -50,11 +50,7 @@ _RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+
 
 
 def check_release(release: str | None) -> None:
-    """Check that a text is a torch release.
-
-    Raises:
-        InvalidArgumentError: The text is not a torch release.
-    """
+    """Check that a text is a torch release."""
     if release is not None and (not isinstance(release, str) or _RELEASE.fullmatch(release) is None):
         raise InvalidArgumentError(
             f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', "

@@ -210,11 +210,7 @@ class EndToEndRegression:
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
-        """Return the variables of a setting whose values are outside the range of the past runs.
-
-        Raises:
-            InvalidArgumentError: The setting lacks a variable that the past runs have.
-        """
+        """Return the variables of a setting whose values are outside the range of the past runs."""
         found = []
         for variable, (low, high) in self.ranges.items():
             value = setting.value(variable)
@@ -407,12 +403,7 @@ def _trends(
 
 
 def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
-    """Return the cross-validation error (predicted / actual - 1) of each run, in order.
-
-    Raises:
-        InvalidArgumentError: There are too few runs.
-        MissingDependencyError: SciPy is not installed.
-    """
+    """Return the cross-validation error (predicted / actual - 1) of each run, in order."""
     if len(runs) <= MIN_RUNS:
         raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {MIN_RUNS + 1}.")
     count = min(FOLDS, len(runs))
@@ -512,11 +503,7 @@ def _is_work_of_any_gpu(term: Term) -> bool:
 
 
 def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, ...]:
-    """Return the runs of a model.
-
-    Raises:
-        InvalidArgumentError: There are too few runs, or the runs are of several models and `model` is None.
-    """
+    """Return the runs of a model."""
     models = sorted({run.model for run in runs})
     if model is None and len(models) > 1:
         raise InvalidArgumentError(f"The runs are of {len(models)} models; choose one of {', '.join(models)}.")

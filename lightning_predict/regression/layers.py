@@ -115,9 +115,6 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
     Args:
         trace: A recording on a GPU, or a profile of a CPU.
         seconds: Measured time of each of the `work_items`; None uses the recorded times.
-
-    Raises:
-        InvalidArgumentError: The recording has no times.
     """
     found = []
     for place, item, layer in _calls(trace):

@@ -215,11 +215,6 @@ def read_table(
         path: The file.
         columns: Column of each field whose column name is not a default name.
         values: Values of fields without a column, equal for all runs.
-
-    Raises:
-        MeasurementTableError: A column is missing, or a cell is invalid. The message names line and column.
-        InvalidArgumentError: A field is unknown.
-        OSError: The file cannot be read.
     """
     return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
 
@@ -359,11 +354,6 @@ def read_runs(
             event file, W&B's `wandb-summary.json`, or a folder that contains such a file.
         columns: Column of each field whose column name is not a default name.
         values: Values of fields without a column, equal for all runs.
-
-    Raises:
-        MeasurementTableError: A column is missing, a cell is invalid, or there is no run.
-        InvalidArgumentError: A field is unknown, or columns are given for a history.
-        OSError: The file cannot be read.
     """
     if is_trainer_file(path):
         return runs_of_rows(trainer_rows(path), str(path), columns=columns, values=values)
@@ -382,9 +372,6 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
     """Convert the history to past runs of one iteration each; the model's name is its fingerprint.
 
     Records without a number of samples or a model fingerprint are excluded, with a note.
-
-    Raises:
-        MeasurementTableError: No record remains.
     """
     known = [record for record in records if record.samples is not None and record.model is not None]
     if not known:

@@ -88,9 +88,6 @@ def fit_stepwise(
         max_features: Maximum number of features; None for no limit.
         non_negative: Indices of features whose coefficient must be positive; otherwise, the feature leaves for good.
         non_negative_intercept: Whether to fit without an intercept if the intercept would be negative.
-
-    Raises:
-        InvalidArgumentError: The probabilities are impossible.
     """
     if not 0 < p_enter <= p_remove < 1:
         raise InvalidArgumentError(

@@ -29,12 +29,7 @@ def is_trainer_file(path: Path) -> bool:
 
 
 def trainer_rows(path: Path) -> Iterator[Checked]:
-    """Yield a row of texts for each file.
-
-    Raises:
-        MeasurementTableError: A file has no time or no steps.
-        MissingDependencyError: TensorBoard is not installed.
-    """
+    """Yield a row of texts for each file."""
     for file in _files(path):
         if file.name == TRAINER_STATE:
             row = _of_state(file)

@@ -32,11 +32,7 @@ _FONT_POINTS: Final = 11  # TensorBoard first shows a small version of the figur
 
 
 def iteration_figure(predictions: Predictions) -> Figure:
-    """Draw horizontal bars in the order of `predictions`, labelled with the time and, if known, the cost.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw horizontal bars in the order of `predictions`, labelled with the time and, if known, the cost."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

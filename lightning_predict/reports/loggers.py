@@ -320,11 +320,7 @@ def _refused(logger: Logger, what: str, send: Callable[..., None], *arguments: o
 
 
 def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
-    """Write all predictions to a JSON file atomically, replacing an existing file.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write all predictions to a JSON file atomically, replacing an existing file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"{predictions.to_json()}\n".encode())
     return Path(path)

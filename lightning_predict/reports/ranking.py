@@ -209,9 +209,6 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     Args:
         predictions: The predictions to rank.
         deadline_hours: Maximum time of the run; the middle of the predicted interval must not exceed this time.
-
-    Raises:
-        InvalidArgumentError: The deadline is not above 0.
     """
     if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
         raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is not a deadline; expected hours above 0.")

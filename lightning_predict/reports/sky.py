@@ -75,10 +75,6 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
     Args:
         gpu: A layout, or any name of a layout or GPU.
         offers: Offers to choose from; None uses the offers of the package.
-
-    Raises:
-        UnknownGpuError: The catalogue does not have the GPU.
-        UnknownOfferError: No current offer has enough of these GPUs.
     """
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
     found = offer_for(layout, offers=offers)

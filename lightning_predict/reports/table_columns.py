@@ -114,9 +114,6 @@ def columns_of(
         predictions: The predictions.
         verbose: Include the prediction methods and the step's interval.
         asked: Names of optional columns to show.
-
-    Raises:
-        InvalidArgumentError: `asked` has a name without a column.
     """
     asked = column_names(asked)
     shown = {"always", "verbose"} if verbose else {"always"}
@@ -137,11 +134,7 @@ def waits_for_loader(predictions: AbstractPredictions) -> bool:
 
 
 def column_names(asked: Collection[str]) -> tuple[str, ...]:
-    """Return the field names for names or titles of columns: `mfu`, `MFU`, `tokens/s`.
-
-    Raises:
-        InvalidArgumentError: `asked` contains an unknown name.
-    """
+    """Return the field names for names or titles of columns: `mfu`, `MFU`, `tokens/s`."""
     titled = {row.name: row.title.replace("\n", " ") for row in FIELDS if row.title is not None}
     fields = {word.casefold(): name for name, title in titled.items() for word in (name, title)}
     for word in asked:

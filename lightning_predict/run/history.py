@@ -150,9 +150,6 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 
     Returns:
         Path of the file.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     target = history_path(path)
     reject_irregular(target)
@@ -174,9 +171,6 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
     """Read the runs in a history file, or in all files of a folder, oldest first; empty without a history.
 
     Damaged lines are skipped with a warning. At most `MAX_HISTORY_BYTES` are read.
-
-    Raises:
-        OSError: A file exists but cannot be read.
     """
     files = history_files(path)
     limit = MAX_HISTORY_BYTES // max(1, len(files))
@@ -185,11 +179,7 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
 
 
 def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
-    """Return the history files: one file, or all files of a shared folder; empty without a history.
-
-    Raises:
-        OSError: The path is neither a file nor a folder.
-    """
+    """Return the history files: one file, or all files of a shared folder; empty without a history."""
     source = history_path(path)
     reject_irregular(source)
     if source.is_dir():

@@ -77,11 +77,7 @@ class Progress:
 
 
 def place_in_use() -> PlanSlot | None:
-    """Return the job's place in the plan from the environment; None if the variable is not set.
-
-    Raises:
-        InvalidArgumentError: The variable is malformed.
-    """
+    """Return the job's place in the plan from the environment; None if the variable is not set."""
     text = os.environ.get(PLACE_VARIABLE)
     if text is None:
         return None
@@ -93,11 +89,7 @@ def place_in_use() -> PlanSlot | None:
 
 
 def read_progress(path: Path) -> Progress:
-    """Read a progress file.
-
-    Raises:
-        InvalidArgumentError: The file is missing or damaged.
-    """
+    """Read a progress file."""
     row = read_json(path, InvalidArgumentError)
     row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"}, {"beside_seconds"})
     done = row.member("done").number()
@@ -116,11 +108,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def write_progress(path: Path, progress: Progress) -> None:
-    """Write a progress file atomically.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a progress file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(progress)).encode() + b"\n")
 

@@ -46,11 +46,7 @@ _PRIVATE: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def write_report(path: Path, content: Mapping[str, object]) -> dict[str, object]:
-    """Write a file with the version and the hash of its content, and return what it holds.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a file with the version and the hash of its content, and return what it holds."""
     plain = json.loads(json.dumps(json_value({VERSION: __version__, **content}), default=str))
     sealed: dict[str, object] = {**plain, SEAL: _hash(plain)}
     write_atomically(path, json.dumps(sealed, indent=1).encode() + b"\n")
@@ -58,12 +54,7 @@ def write_report(path: Path, content: Mapping[str, object]) -> dict[str, object]
 
 
 def findings(path: Path) -> tuple[str, ...]:
-    """Return the reasons not to send or count a file, each with its place; empty if there are none.
-
-    Raises:
-        InvalidArgumentError: The file is not JSON, or neither of the two reports.
-        OSError: The file cannot be read.
-    """
+    """Return the reasons not to send or count a file, each with its place; empty if there are none."""
     report = read_json(path, InvalidArgumentError)
     content = report.mapping()
     checked: list[tuple[Callable[[Checked], None], Checked]]

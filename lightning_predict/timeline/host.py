@@ -229,11 +229,7 @@ of slower machines were never published."""
 
 
 def host_of(host: str | float | Host | None) -> Host:
-    """Return the host of a class, or a host with a factor. For None, return an unknown host.
-
-    Raises:
-        InvalidArgumentError: `host` is neither a class nor a number above 0.
-    """
+    """Return the host of a class, or a host with a factor. For None, return an unknown host."""
     if host is None or isinstance(host, Host):
         return host or UNKNOWN_HOST
     if isinstance(host, str) and host in HOSTS:

@@ -83,12 +83,7 @@ class Download:
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 
     def file(self, name: str, entry: ManifestEntry) -> bytes:
-        """Download a file, and verify its size and checksum (SHA-256).
-
-        Raises:
-            WeightsDownloadError: The download failed, or the file is larger than the manifest states.
-            WeightsHashError: The checksum differs from the manifest.
-        """
+        """Download a file, and verify its size and checksum (SHA-256)."""
         if entry.bytes > MAX_BYTES:
             raise WeightsDownloadError(
                 f"{self._address.shown}/{name} has {entry.bytes:,} bytes by its manifest; expected at most "
@@ -106,9 +101,6 @@ class Download:
         """Download a file without verifying its checksum.
 
         A failed download is retried, at most `ATTEMPTS` times in total, until the deadline.
-
-        Raises:
-            WeightsDownloadError: The download failed, or the file has more than `limit` bytes.
         """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:

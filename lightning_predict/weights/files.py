@@ -90,13 +90,7 @@ def write_weights(weights: GpuWeights, path: Path) -> None:
 
 
 def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeights:
-    """Read and check a weights file.
-
-    Raises:
-        WeightsHashError: The checksum differs from `expected_sha256`.
-        WeightsFormatError: The file is truncated, has another format version, or its tensors do not match the header.
-        OSError: The file cannot be read, or is a pipe or a device.
-    """
+    """Read and check a weights file."""
     reject_irregular(path)
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)

@@ -98,11 +98,7 @@ def file_name(gpu: str) -> str:
 
 @lru_cache(maxsize=8)  # the manifest is needed again for each of its files
 def parse_manifest(text: str, *, where: str) -> Manifest:
-    """Parse a manifest.
-
-    Raises:
-        WeightsFormatError: The text is not JSON, has another format version, or a field is missing or invalid.
-    """
+    """Parse a manifest."""
     document = parse_json(text.encode(), File(f"The manifest at {where}", WeightsFormatError))
     version = document.mapping().get("format_version")
     if version != FORMAT_VERSION:

@@ -74,11 +74,7 @@ class WeightsSource:
 
     @property
     def address(self) -> Address:
-        """The parsed `url`.
-
-        Raises:
-            InvalidArgumentError: `url` is not an address, or is not encrypted.
-        """
+        """The parsed `url`."""
         return address_of(self.url, allow_http=self.allow_http)
 
 
@@ -92,9 +88,6 @@ def weights_source(weights: AnyWeights) -> WeightsSource:
 
     Args:
         weights: A file, a folder, an address that starts with http:// or https://, or a WeightsSource.
-
-    Raises:
-        InvalidArgumentError: `weights` has another type, or is an invalid address.
     """
     if weights is None:
         return WeightsSource()
@@ -126,9 +119,6 @@ def address_of(
         allow_http: Whether to allow unencrypted addresses of other machines.
         what: Name of the address in error messages.
         expected: Expected target of the address, for error messages.
-
-    Raises:
-        InvalidArgumentError: The URL is not an http or https address, or is unencrypted and on another machine.
     """
     try:
         if not isinstance(url, str):

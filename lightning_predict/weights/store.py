@@ -193,12 +193,6 @@ def load_weights(
         gpu_names: Catalogue names. A GPU without a file uses the base weights.
         weights: A weights file, a folder, an address, or a WeightsSource; None uses the configuration.
         optional_gpus: Further GPUs, whose weights are loaded only if this needs no download.
-
-    Raises:
-        WeightsNotFoundError: The path does not exist, or no place has the base weights.
-        WeightsFormatError: A file at the path, or a bundled file, is truncated or does not match its header.
-        WeightsHashError: The checksum of a file differs from the manifest.
-        InvalidArgumentError: The address is invalid.
     """
     notes: list[str] = []
     places = _places(weights_source(weights), [CROSS_GPU, *gpu_names], notes)
@@ -223,11 +217,7 @@ def load_weights(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder; None if the folder has no manifest.
-
-    Raises:
-        WeightsFormatError: The manifest is invalid.
-    """
+    """Return the manifest of a folder; None if the folder has no manifest."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         return None

@@ -209,11 +209,7 @@ def _count(times: Checked, key: str) -> int:
 
 @cache
 def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
-    """Read the curves that come with the package.
-
-    Raises:
-        CatalogueError: The file is damaged or in another format.
-    """
+    """Read the curves that come with the package."""
     file = File(str(path), CatalogueError, "Reinstall the package, or train the collective curves again.")
     try:
         document = parse_json(path.read_bytes(), file)

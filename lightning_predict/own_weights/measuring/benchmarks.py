@@ -582,11 +582,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **
 
 
 def benchmark_of(operation: str) -> Benchmark:
-    """Return the benchmark of an operation.
-
-    Raises:
-        UnknownOperationError: The operation has no benchmark. The message lists all operations with a benchmark.
-    """
+    """Return the benchmark of an operation."""
     benchmark = BENCHMARKS.get(operation)
     if benchmark is None:
         raise UnknownOperationError(f"No benchmark for {operation!r}; there are: {', '.join(sorted(BENCHMARKS))}.")

@@ -102,9 +102,6 @@ def time_call(
         shape_seconds: Maximum duration of all repetitions, in seconds. Long calls have fewer repetitions.
         load_seconds: Duration of a load of this call, above 0, at whose end the sustained time is measured; None for
             no load. A power limit lowers the clock under load.
-
-    Raises:
-        RuntimeError: A single call takes longer than `shape_seconds`.
     """
     if device.type != "cuda":
         own = _host_time(call, replays)
@@ -174,9 +171,6 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[torch.cu
 
     Returns:
         The graph and None, or None and the reason for the failure.
-
-    Raises:
-        CaptureError: After a failed capture, this process cannot capture any more.
     """
     pool = torch.cuda.graph_pool_handle()  # our own pool, since a graph does not expose its pool after a failed capture
     graph = torch.cuda.CUDAGraph()

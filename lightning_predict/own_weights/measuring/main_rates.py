@@ -95,13 +95,7 @@ def measure_main_rates(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> MainRates:
-    """Measure the main rates of this machine's GPU. Each call is repeated for some seconds, on a CPU with small sizes.
-
-    Raises:
-        CaptureError: There is no CUDA device.
-        InvalidArgumentError: The device is not CUDA and no GPU is named, or `seconds` is not above 0.
-        UnknownGpuError: The catalogue does not have this GPU.
-    """
+    """Measure this machine's main rates. Each call is repeated for some seconds, on a CPU with small sizes."""
     if not seconds > 0:
         raise InvalidArgumentError(f"Got seconds={seconds}; expected a time above 0.")
     check_device(device)

@@ -154,13 +154,6 @@ def measure(
 
     The arguments are the options of the command. `announce` gets the number of shapes and the expected seconds (None if
     unknown); `progress` gets the operation, the number of finished shapes, and the number of all shapes.
-
-    Raises:
-        CaptureError: There is no CUDA device, or a failed capture left the device unusable.
-        InvalidArgumentError: A dtype is unknown, there is less than one shape, or a time is not above 0.
-        MeasurementTableError: An existing table has other columns.
-        UnknownOperationError: An operation has no benchmark.
-        UnknownGpuError: The catalogue does not have this GPU.
     """
     _check_arguments(operations, dtypes, shapes, minutes, shape_seconds)
     check_device(device)
@@ -374,21 +367,13 @@ def _timed(shape: ShapeToMeasure, device: torch.device, shape_seconds: float) ->
 
 
 def check_device(device: str) -> None:
-    """Raise an error if the device does not exist.
-
-    Raises:
-        CaptureError: There is no CUDA device.
-    """
+    """Raise an error if the device does not exist."""
     if device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("No CUDA device here to measure on. Run this where there is one (device='cpu' only tries).")
 
 
 def name_of(device: str, gpu: str | None) -> str:
-    """Return the catalogue name of the GPU to measure; `cpu` for a CPU without a given name.
-
-    Raises:
-        UnknownGpuError: The catalogue does not have the GPU.
-    """
+    """Return the catalogue name of the GPU to measure; `cpu` for a CPU without a given name."""
     if gpu is not None:
         return find_gpu(gpu).name
     if device != "cuda":

@@ -154,11 +154,7 @@ Key = tuple[str, str, str, str, str]
 
 
 def read_own_tables(folder: Path) -> tuple[Group, ...]:
-    """Return all groups of the tables that `measure` wrote into a folder, in a fixed order.
-
-    Raises:
-        MeasurementTableError: The folder has no table, or a table has an invalid column or value.
-    """
+    """Return all groups of the tables that `measure` wrote into a folder, in a fixed order."""
     present = [kind for kind in OWN_TABLES if (folder / kind.file).is_file()]
     if not present:
         raise MeasurementTableError(
@@ -189,11 +185,7 @@ def _without_replay(groups: Sequence[Group]) -> list[Group]:
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:
-    """Raise an error for tables in which no row was timed with a CUDA graph.
-
-    Raises:
-        MeasurementTableError: All rows were timed as ordinary calls.
-    """
+    """Raise an error for tables in which no row was timed with a CUDA graph."""
     if not groups and (eager := eager_rows(folder)):
         raise MeasurementTableError(
             f"All {eager} rows of {', '.join(kind.file for kind in present)} were timed as ordinary calls (`timed` is "
@@ -205,9 +197,6 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
     """Return the shape and the seconds of each row of a file, in the order of the file, by key.
 
     Software builds of a source have separate keys if `by_build`; otherwise, they are averaged.
-
-    Raises:
-        MeasurementTableError: The file has an invalid column or value.
     """
     rows: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)

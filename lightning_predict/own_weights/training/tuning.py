@@ -116,10 +116,6 @@ def tune_weights(
 
     Existing weights files in the output folder are deleted. The number of parallel `jobs` does not change the results.
     Without a `plan`, it is `TUNING`, or `FRESH` if no network ships. `done` gets a sentence after each network.
-
-    Raises:
-        MeasurementTableError: Tables are missing or invalid, have too few rows, or have no GPU of the catalogue.
-        OSError: The output cannot be written.
     """
     groups = read_own_tables(tables)
     gpus = gpus_of(groups)

@@ -58,9 +58,6 @@ def library(name: str, *, needed_for: str) -> Any:
     Args:
         name: Name of the library on PyPI and of its module.
         needed_for: Name of the model or option that needs the library, for the error message.
-
-    Raises:
-        MissingDependencyError: The library is not installed.
     """
     try:
         return import_module(name)
@@ -120,10 +117,6 @@ def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | Non
         model: The model.
         options: With the rank and the adapted layers; without a rank, the model stays as it is.
         usual: Names of the layers that are adapted by default; None for PEFT's choice, or else `PROJECTIONS`.
-
-    Raises:
-        InvalidArgumentError: PEFT finds no such layers.
-        MissingDependencyError: PEFT is not installed.
     """
     if options.lora is None:
         return model, []

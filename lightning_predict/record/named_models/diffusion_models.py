@@ -50,12 +50,7 @@ SIZES_OF_AN_IMAGE: Final = 6
 
 
 def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
-    """Return a denoiser of diffusers with a batch of latents.
-
-    Raises:
-        InvalidArgumentError: The configuration is unknown, or belongs to another kind of model.
-        MissingDependencyError: diffusers is not installed.
-    """
+    """Return a denoiser of diffusers with a batch of latents."""
     diffusers = library("diffusers", needed_for=name.text)
     content = shipped("diffusers", name.name).config if name.configuration is None else name.configuration
     kind = str(content.get("_class_name"))

@@ -17,12 +17,7 @@ from lightning_predict.record.named_models.options import StepOptions
 
 
 def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
-    """Return a model of timm with a batch of images.
-
-    Raises:
-        InvalidArgumentError: timm does not have the model, or the model does not support checkpointing.
-        MissingDependencyError: timm is not installed.
-    """
+    """Return a model of timm with a batch of images."""
     timm = library("timm", needed_for=name.text)
     _without_lora(name, options)
     own = {} if name.configuration is None else dict(name.configuration.get("model_args") or {})
@@ -49,13 +44,7 @@ def _has_size(timm: Any, name: str) -> bool:
 
 
 def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
-    """Return a classifier of torchvision with a batch of images.
-
-    Raises:
-        InvalidArgumentError: torchvision does not have the model, the model is not a classifier, or an option does not
-            apply.
-        MissingDependencyError: torchvision is not installed.
-    """
+    """Return a classifier of torchvision with a batch of images."""
     torchvision = library("torchvision", needed_for=name.text)
     _without_lora(name, options)
     models = torchvision.models

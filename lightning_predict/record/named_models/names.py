@@ -56,11 +56,7 @@ class ModelName:
 
 
 def parse_model_name(text: str) -> ModelName:
-    """Parse `library:name` or a name alone, or read the configuration at a path.
-
-    Raises:
-        InvalidArgumentError: The library is unknown, or the path has no configuration.
-    """
+    """Parse `library:name` or a name alone, or read the configuration at a path."""
     prefix, colon, name = text.partition(":")
     library = next((one for one in get_args(Library) if colon and one == prefix), None)
     place = text if library is None else name
@@ -216,11 +212,7 @@ def shipped_models(library: str) -> Mapping[str, ShippedModel]:
 
 
 def shipped(library: str, name: str) -> ShippedModel:
-    """Return the shipped configuration of a model.
-
-    Raises:
-        InvalidArgumentError: No configuration ships for this model.
-    """
+    """Return the shipped configuration of a model."""
     found = _shipped(library, name)
     if found is None:
         raise InvalidArgumentError(_refusal(name))

@@ -26,11 +26,7 @@ RECIPES: Final[Mapping[str, str]] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Settings of a named step, as `step_of` describes them.
-
-    Raises:
-        InvalidArgumentError: A value is out of range, or unknown.
-    """
+    """Settings of a named step, as `step_of` describes them."""
 
     batch_size: int = 1
     length: int | None = None
@@ -74,11 +70,7 @@ class StepOptions:
         return tuple(word.strip() for word in (self.recipe or "").split(",") if word.strip())
 
     def numbers(self) -> Precision:
-        """Return the dtypes of parameters and matmuls.
-
-        Raises:
-            InvalidArgumentError: The precision is unknown.
-        """
+        """Return the dtypes of parameters and matmuls."""
         default = "bf16-mixed" if self.lora is None else "bf16-true"
         return precision_of(self.precision or default)
 
@@ -98,11 +90,7 @@ class StepOptions:
         return numbers.word.replace("true", "mixed") + frozen
 
     def required_length(self) -> int:
-        """Return the number of tokens per sequence.
-
-        Raises:
-            InvalidArgumentError: `length` is None.
-        """
+        """Return the number of tokens per sequence."""
         if self.length is None:
             raise InvalidArgumentError("length= is missing: give the tokens of a sequence, for example length=2048.")
         return self.length

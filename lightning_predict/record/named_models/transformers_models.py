@@ -72,12 +72,7 @@ _SCALE: Final = 20.0
 
 
 def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
-    """Return a model of transformers with a batch.
-
-    Raises:
-        InvalidArgumentError: The configuration is unknown, the model cannot be built, or its input type is unsupported.
-        MissingDependencyError: transformers, or PEFT for LoRA, is not installed.
-    """
+    """Return a model of transformers with a batch."""
     transformers = library("transformers", needed_for=name.text)
     config, source = _config(name, transformers)
     architecture = _architecture(config, transformers, name)
