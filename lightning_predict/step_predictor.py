@@ -170,14 +170,7 @@ class StepPredictor:
         return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
 
     def prediction(self, layout: Layout, strategy: Strategy, step: StepPrediction, memory: MemoryNeed) -> Prediction:
-        """Combine the step on a layout with the run and its price.
-
-        Args:
-            layout: The GPUs.
-            strategy: How the GPUs share the work.
-            step: The step on the layout.
-            memory: Memory need on each GPU.
-        """
+        """Combine the step on a layout with the run and its price."""
         run = self._run(layout, strategy, step)
         price = price_of(
             run,

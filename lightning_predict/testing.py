@@ -127,12 +127,7 @@ _PARTS: Final[dict[str, type]] = {
 
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
-    """Return a prediction with a step of 20 ms and 5 ms of host time; all other values are unknown unless given.
-
-    Args:
-        layout: Name of a GPU or layout.
-        values: Values of the prediction by flat name, as for `changed`.
-    """
+    """Return a prediction with a step of 20 ms and 5 ms of host time; all other values are unknown unless given."""
     found = layout_of(layout)
     step = StepPrediction(
         gpu=found.name, interval=Interval(0.018, 0.020, 0.023), device_seconds=0.020, host_seconds=0.005, coverage={}

@@ -42,11 +42,7 @@ def with_samples(trace: Trace, count: int) -> Trace:
 
 @final
 class BatchSizes:
-    """A step that can be scaled to any batch size.
-
-    Args:
-        trace: A step as for `with_batch`.
-    """
+    """A step that can be scaled to any batch size."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._samples = trace, trace.samples_per_batch

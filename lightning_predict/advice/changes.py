@@ -89,11 +89,7 @@ class Change:
 
 
 def of_steps(change: Callable[[Trace], Trace]) -> Apply:
-    """Return an `apply` function that changes every kind of step, and keeps measurements that still apply.
-
-    Args:
-        change: Function that returns the step with other operations or flags. Its argument has no measurements.
-    """
+    """Return an `apply` function that changes every kind of step, and keeps measurements that still apply."""
 
     def apply(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
         return trace.changed(lambda step: carry_measurements(step, change, assumptions.weights)), assumptions

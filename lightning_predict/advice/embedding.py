@@ -24,11 +24,7 @@ _JOINS: Final = ("aten::stack", "aten::cat")
 
 
 def with_fused_tables(trace: Trace) -> Trace:
-    """Return the step with one fused lookup and update for all tables, and a fused interaction if the step has one.
-
-    Args:
-        trace: A step with embedding bags, recorded with data flow.
-    """
+    """Return the step with one fused lookup and update for all tables, and a fused interaction if the step has one."""
     operations = list(trace.operations)
     bags = [operation for operation in operations if operation.name == BAG]
     vectors = {operation.outputs[0].id for operation in bags if operation.outputs}

@@ -110,12 +110,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
-    """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain.
-
-    Args:
-        measured: Measured gains of pairs of runs on this GPU.
-        simulated: Simulated gain of the current step.
-    """
+    """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain."""
     gain = statistics.median(measured)
     spread = max(abs(math.log(one / gain)) for one in measured)
     pairs = "a run of yours" if len(measured) == 1 else f"{len(measured)} pairs of runs of yours"
@@ -139,13 +134,7 @@ CHANNELS_LAST_FAST_SINCE: Final = (2, 1)
 
 
 def calibration_for(change: Change, trace: Trace, *, allows_few: bool = False) -> MeasuredPairs | None:
-    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs.
-
-    Args:
-        change: The change.
-        trace: The step.
-        allows_few: Also return pairs that are too few to report a gain.
-    """
+    """Return the evidence for a change to a step, which may refute the simulation; None with too few pairs."""
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)

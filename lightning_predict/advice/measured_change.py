@@ -49,16 +49,7 @@ SPREAD: Final = 0.02
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeMeasurement:
-    """Measured gain of a change.
-
-    Attributes:
-        name: Name of the change.
-        gain: Throughput with the change relative to throughput without: median, minimum and maximum over the turns.
-        before_seconds: Original step time.
-        after_seconds: Step time with the change.
-        steps: Number of timed steps of each version.
-        device: Device of the run.
-    """
+    """Measured gain of a change."""
 
     name: str
     gain: Interval[float]

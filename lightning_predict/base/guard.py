@@ -82,11 +82,7 @@ def log_exceptions(
 def log_exceptions_unless(
     is_done: Callable[[Guarded], bool],
 ) -> Callable[[Callable[Concatenate[Guarded, Parameters], None]], Callable[Concatenate[Guarded, Parameters], None]]:
-    """Return `log_exceptions` for a hook of every step, which is called only if `is_done` returns False.
-
-    Args:
-        is_done: Does what most steps need, as fast as possible, and touches no tensor.
-    """
+    """Return `log_exceptions` for a hook of every step, which is called only if `is_done` returns False."""
 
     def decorate(
         hook: Callable[Concatenate[Guarded, Parameters], None],

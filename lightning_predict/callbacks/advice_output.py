@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 def print_advice(trainer: Trainer, trace: Trace, session: RunSession) -> Advice | None:
     """Print at most three lines of advice on rank zero, and log the gains.
 
-    Args:
-        trainer: Trainer of the fit.
-        trace: Recorded step.
-        session: Session that has predicted the rest of the run.
-
     Returns:
         The advice; None on other ranks, or if the advice failed with a warning.
     """
@@ -60,14 +55,7 @@ def print_advice(trainer: Trainer, trace: Trace, session: RunSession) -> Advice 
 
 @final
 class DataFlowRecorder:
-    """Records the data flow of the next accumulation window, for a recorded step with measured kernels.
-
-    Args:
-        trainer: Trainer of the fit.
-        pl_module: Module that the Trainer trains.
-        trace: Recorded step.
-        count: Window counter of the fit.
-    """
+    """Records the data flow of the next accumulation window, for a recorded step with measured kernels."""
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, trace: Trace, count: StepCounter) -> None:
         self.trace = trace

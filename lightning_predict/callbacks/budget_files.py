@@ -66,11 +66,7 @@ class Account:
         self.stopping_reason: str | None = None
 
     def state(self, later_seconds: float) -> dict[str, Any]:
-        """Return the use and the machine as plain values for a checkpoint.
-
-        Args:
-            later_seconds: Time of this fit after the checkpoint, which counts as used.
-        """
+        """Return the use and the machine as plain values for a checkpoint."""
         use, machine = self.ledger.use.after(later_seconds, self.ledger.rates), self.machine
         place = {} if machine is None else {"device": machine.device, "world_size": machine.world_size}
         return {**use.plain(), **place, "run": self.run, "stopping_reason": self.stopping_reason}

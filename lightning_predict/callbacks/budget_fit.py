@@ -262,12 +262,7 @@ class BudgetFit(FitPart):
             self.files.keep(self._account.ledger.elapsed_seconds)
 
     def _count_batch(self, observer: RunObserver, *, is_due: bool) -> None:
-        """Count a batch, and prepare the next check.
-
-        Args:
-            observer: Observer of the fit.
-            is_due: Whether the ranks decide now, so that a check is always prepared.
-        """
+        """Count a batch, and prepare the next check."""
         watch, ledger = self._watch, self._account.ledger
         if watch is None:
             return

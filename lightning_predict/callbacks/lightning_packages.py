@@ -53,11 +53,7 @@ def packages_in_use() -> tuple[ModuleType, ...]:
 
 
 def lightning_classes(name: str) -> tuple[type[Any], ...]:
-    """Find a Lightning callback class in each package in use.
-
-    Args:
-        name: Name of the class, such as `Timer`.
-    """
+    """Find a Lightning callback class in each package in use."""
     return tuple(getattr(package.callbacks, name) for package in packages_in_use())
 
 
@@ -122,22 +118,14 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: object) -> int | None:
-    """Return the batch size, which is the first size of all tensors; None if their first sizes differ.
-
-    Args:
-        batch: Batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
-    """
+    """Return the batch size, which is the first size of all tensors; None if their first sizes differ."""
     with torch._C.DisableTorchFunction():  # reading a shape would call the code of a tensor subclass
         sizes = {int(shape[0]) for shape in map(_shape, leaves_of_batch(batch)) if shape}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def shapes_of(batch: object) -> tuple[object, ...] | None:
-    """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read.
-
-    Args:
-        batch: Batch of a loader: tuples, lists, mappings and dataclasses with tensors or arrays.
-    """
+    """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read."""
     with torch._C.DisableTorchFunction():
         found = tuple(_shapes(batch))
     return None if None in found else found

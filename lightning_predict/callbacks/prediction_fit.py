@@ -66,12 +66,7 @@ class PredictionOptions:
 
 @final
 class PredictionFit(FitPart):
-    """`RuntimePredictor` in one fit, on rank zero.
-
-    Attributes:
-        session: The session of the fit.
-        steps: Recorder of steps; None if no further step is timed, recorded or checked for a new kind.
-    """
+    """`RuntimePredictor` in one fit, on rank zero."""
 
     observer: RunObserver
     ends_with_training = True

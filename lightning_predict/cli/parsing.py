@@ -36,9 +36,6 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> CommandAnswer:
 
     Add it to the shell's startup file: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc`
     or `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
-
-    Args:
-        shell: The shell.
     """
     text = application(COMMANDS).generate_completion(prog_name=PROGRAM, shell=shell)
     return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text))
@@ -122,13 +119,7 @@ def command_of(name: str) -> Command:
 @final
 @dataclass(frozen=True, slots=True)
 class ParsedCommand:
-    """A parsed command line.
-
-    Attributes:
-        run: Runs the command.
-        arguments: Arguments of the command's function, by name, as given.
-        as_json: Whether to print JSON.
-    """
+    """A parsed command line."""
 
     run: Callable[[], CommandAnswer]
     arguments: Mapping[str, object]
@@ -296,12 +287,7 @@ def option_names(name: str) -> tuple[str, ...]:
 
 
 def as_options(message: str, name: str) -> str:
-    """Replace Python arguments in an error message by options: `usd_per_hour=-1` by `--usd-per-hour -1`.
-
-    Args:
-        message: The error message.
-        name: The command that failed.
-    """
+    """Replace Python arguments in an error message by options: `usd_per_hour=-1` by `--usd-per-hour -1`."""
     message = message.replace(LISTING, f"{PROGRAM} gpus")
     for parameter in _parameters(command_of(name)):
         option = option_of(parameter)

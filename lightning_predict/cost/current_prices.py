@@ -63,13 +63,7 @@ MEMORY_TOLERANCE: Final = 0.125
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshedPrices:
-    """Fetched prices, and the file that stores them.
-
-    Attributes:
-        path: File that later predictions read.
-        offers: Offers in the file at `path`. Providers that could not be fetched keep their earlier offers.
-        notes: Messages about providers with earlier prices.
-    """
+    """Fetched prices, and the file that stores them."""
 
     path: Path
     offers: tuple[Offer, ...]

@@ -38,11 +38,7 @@ _WORKSTATION: Final = ("-Ada",)
 
 @final
 class PricedGpus(tuple[Layout, ...]):
-    """Layouts of a requested group: one for each GPU with a current price.
-
-    Attributes:
-        group: Name of the group.
-    """
+    """Layouts of a requested group: one for each GPU with a current price."""
 
     group: str
 

@@ -64,16 +64,7 @@ Choices = dict[int, Assignment]
 @final
 @dataclass(frozen=True)
 class PlacementSearch:
-    """Search for the fastest placement of tables.
-
-    Attributes:
-        tables: The tables.
-        loads: Load of each table, by kind of sharding.
-        kinds: Allowed kinds of sharding.
-        layout: The GPUs, at least two.
-        table_bytes: Memory for tables on each GPU.
-        interconnect: Known bandwidths of the links.
-    """
+    """Search for the fastest placement of tables."""
 
     tables: tuple[EmbeddingTable, ...]
     loads: tuple[Mapping[str, Load], ...]

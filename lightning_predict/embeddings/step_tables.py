@@ -24,11 +24,7 @@ TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward"
 
 @final
 class StepTables:
-    """Embedding tables of a recorded step, and the operations that belong to them.
-
-    Args:
-        trace: The recorded step.
-    """
+    """Embedding tables of a recorded step, and the operations that belong to them."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

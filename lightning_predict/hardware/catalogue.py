@@ -134,11 +134,7 @@ CAPABILITY_KEYS: Final[Mapping[str, str]] = {
 
 
 def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
-    """Load all GPUs of a catalogue folder, oldest architecture first, in file order within an architecture.
-
-    Args:
-        folder: Folder with `sources.toml` and at least one architecture file.
-    """
+    """Load all GPUs of a catalogue folder, oldest architecture first, in file order within an architecture."""
     common = read_toml(folder / SOURCES_FILE, CatalogueError)
     common.check_keys({"sources"})
     shared = _load_sources(common)

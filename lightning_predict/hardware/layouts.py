@@ -251,14 +251,7 @@ class Network:
 @final
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A cloud instance type.
-
-    Attributes:
-        name: Provider's name of the instance type.
-        provider: The cloud provider.
-        gpus: GPUs of the machine, as the layout `<GPUs>x<GPU>`.
-        network: Network to other machines; None if no source states it.
-    """
+    """A cloud instance type."""
 
     name: str
     provider: str

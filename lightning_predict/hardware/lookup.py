@@ -170,12 +170,7 @@ def _text(name: object) -> str:
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
-    """Return the other cards that a name could mean: `A100` has 40 or 80 GB, as SXM module or PCIe card.
-
-    Args:
-        name: The name as typed by the user.
-        found: The GPU that `gpu` returned for the name.
-    """
+    """Return the other cards that a name could mean: `A100` has 40 or 80 GB, as SXM module or PCIe card."""
     if normalise(name) == normalise(found.name):
         return ()
     words = _words(name)

@@ -30,13 +30,7 @@ MEMORY_SLICES: Final = 8
 @final
 @dataclass(frozen=True, slots=True)
 class SliceProfile:
-    """A MIG profile.
-
-    Attributes:
-        name: NVIDIA's name of the profile, for example `3g.20gb`.
-        multiprocessors: Number of SMs of the slice.
-        memory_share: Share of the whole GPU's memory, bandwidth and L2 cache.
-    """
+    """A MIG profile."""
 
     name: str
     multiprocessors: int

@@ -49,9 +49,6 @@ _NAMES: Final = frozenset({"aliases", "reported_names"})
 def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
     """Add the GPUs of a file to the catalogue, for this process.
 
-    Args:
-        path: A TOML file with a table `[gpu.<name>]` for each GPU.
-
     Returns:
         Names of the added GPUs, and of GPUs with measured rates.
     """
@@ -68,11 +65,7 @@ def add_described_gpus(document: Checked, path: str | PathLike[str]) -> tuple[st
 
 
 def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
-    """Read the GPUs of a file.
-
-    Args:
-        path: A TOML file with a table `[gpu.<name>]` for each GPU.
-    """
+    """Read the GPUs of a file."""
     return _gpus(_read(path), Path(path))
 
 
@@ -82,11 +75,7 @@ def _gpus(document: Checked, path: Path) -> tuple[Gpu, ...]:
 
 
 def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs with measured rates in a file.
-
-    Args:
-        path: A TOML file. GPUs that the file describes must already be in the catalogue.
-    """
+    """Return the GPUs with measured rates in a file."""
     return _rates(_read(path))
 
 

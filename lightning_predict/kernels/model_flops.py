@@ -31,13 +31,7 @@ BACKWARD_MATMULS: Final = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """Work of a recorded step on one process; None for unknown values.
-
-    Attributes:
-        flops: FLOPs of matrix products, convolutions, attention and recurrent layers.
-        dtype: dtype of most FLOPs.
-        tokens: Tokens of the sequences that the step looks up in an embedding.
-    """
+    """Work of a recorded step on one process; None for unknown values."""
 
     flops: float | None = None
     dtype: str | None = None

@@ -80,11 +80,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """All trained models: neural networks that predict utilisation, and the bundled curves of collectives.
-
-    Attributes:
-        notes: Messages for the user about missing weights.
-    """
+    """All trained models: neural networks that predict utilisation, and the bundled curves of collectives."""
 
     networks: UtilisationModels
     notes: tuple[str, ...] = ()

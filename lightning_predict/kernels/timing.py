@@ -245,14 +245,7 @@ def predict_operation_times(
 @final
 @dataclass(frozen=True)
 class TimingRequest:
-    """Distinct shapes, and GPUs that all compute the same matrix dtypes in float32.
-
-    Attributes:
-        requested: Shapes in their requested dtypes.
-        gpus: GPUs to predict.
-        models: Trained models, or None.
-        as_float32: Matrix dtypes that these GPUs compute in float32.
-    """
+    """Distinct shapes, and GPUs that all compute the same matrix dtypes in float32."""
 
     requested: Sequence[OperationShape]
     gpus: Sequence[Gpu]

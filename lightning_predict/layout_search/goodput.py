@@ -51,15 +51,7 @@ class Reliability:
 @final
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Goodput of a run with the best checkpoint interval.
-
-    Attributes:
-        share: Share of the total time that is useful training time.
-        interval_seconds: Best training time between two checkpoints.
-        checkpoint_seconds: Time to write a checkpoint.
-        checkpoint_bytes: Size of a checkpoint.
-        failure_seconds: Mean time between failures of any of the GPUs.
-    """
+    """Goodput of a run with the best checkpoint interval."""
 
     share: float
     interval_seconds: float

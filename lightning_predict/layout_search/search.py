@@ -57,14 +57,7 @@ MIN_CONTEXT: Final = 4096
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStrategy:
-    """A parallel strategy that fits in memory.
-
-    Attributes:
-        strategy: Parallel strategy.
-        step: The predicted step.
-        seconds_per_batch: Predicted time per batch. Each data-parallel group processes its own batches.
-        need: Memory need; empty if unknown.
-    """
+    """A parallel strategy that fits in memory."""
 
     strategy: Strategy
     step: StepPrediction
@@ -345,11 +338,7 @@ def _nothing_fits(layout: Layout, usable_bytes: float, least_bytes: float) -> In
 @final
 @dataclass(frozen=True, slots=True)
 class _Least:
-    """Minimum device time of a micro-batch on one GPU, by part of the step.
-
-    Attributes:
-        again: Additional time of recomputation, by kind.
-    """
+    """Minimum device time of a micro-batch on one GPU, by part of the step."""
 
     in_blocks: float
     again: Mapping[Recompute, float]

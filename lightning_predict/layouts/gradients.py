@@ -46,13 +46,7 @@ class Bucket:
 @final
 @dataclass(frozen=True, slots=True)
 class UnitSegment:
-    """Consecutive operations of one FSDP unit in one phase.
-
-    Attributes:
-        unit: Name of the unit.
-        is_backward: Whether the operations belong to the backward pass.
-        first_operation: Index of the first operation.
-    """
+    """Consecutive operations of one FSDP unit in one phase."""
 
     unit: str
     is_backward: bool

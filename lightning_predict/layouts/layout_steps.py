@@ -64,11 +64,6 @@ class MultiGpuStep:
         origin: GPU on which the trace was recorded.
         models: Trained kernel models that time the parts of a split model; None uses rooflines.
         host: Assumptions about the CPU.
-
-    Attributes:
-        work: Operations of the step in host order.
-        simulated: Simulation of the step on each GPU.
-        timer: Times operations of any shape.
     """
 
     def __init__(

@@ -133,15 +133,7 @@ def _placed(
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A scheduled segment or transfer.
-
-    Attributes:
-        name: Description.
-        is_transfer: Whether the event is on the communication queue; otherwise it is on the compute queue.
-        start_seconds: Start time.
-        seconds: Duration.
-        is_critical: Whether the event is on the critical path.
-    """
+    """A scheduled segment or transfer."""
 
     name: str
     is_transfer: bool

@@ -55,12 +55,6 @@ def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Stra
     - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP also the parameters (Rajbhandari et al., SC
       2020). FSDP gathers three units at a time, in `param_dtype`.
     - Model parallelism, context parallelism and micro-batches divide the remaining memory evenly.
-
-    Args:
-        single_bytes: Memory of the step on a single GPU.
-        trace: The recorded step.
-        layout: The GPUs.
-        strategy: Parallel strategy.
     """
     if layout.count == 1:
         return single_bytes
@@ -110,11 +104,7 @@ def can_simulate(trace: Trace) -> bool:
 
 @final
 class RankMemory:
-    """Memory of the ranks of a recorded step, under any strategy.
-
-    Args:
-        trace: The recorded step of one GPU, for which `can_simulate` is true. A measured peak of memory is ignored.
-    """
+    """Memory of the ranks of a recorded step, under any strategy."""
 
     def __init__(self, trace: Trace) -> None:
         memory = replace(trace.memory, peak_bytes=None, reserved_bytes=None)

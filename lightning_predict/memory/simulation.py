@@ -280,10 +280,6 @@ def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> 
 
     Before an out-of-memory error, torch releases unused segments and retries. Segments with a live block stay. cuDNN
     benchmarks are ignored, because they skip algorithms whose workspace does not fit.
-
-    Args:
-        blocks: Memory blocks of the step.
-        whole: The step on a GPU without a limit, if already simulated.
     """
     if blocks.trials or whole is None:
         blocks = replace(blocks, trials=())

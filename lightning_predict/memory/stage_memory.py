@@ -146,11 +146,7 @@ class _Order:
 
 @final
 class StageStorages:
-    """Storages of the ranks that share a recorded step.
-
-    Args:
-        trace: The recorded step of one GPU, with tensors.
-    """
+    """Storages of the ranks that share a recorded step."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._whole = trace, blocks_of(trace)

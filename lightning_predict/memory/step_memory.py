@@ -334,12 +334,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
 
 
 def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
-    """Simulate the memory need of a step.
-
-    Args:
-        trace: The recorded step.
-        blocks: Memory blocks of the step on the GPU.
-    """
+    """Simulate the memory need of a step."""
     lasting = blocks.lasting_bytes
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
     tensors = max(passes, update, lasting)

@@ -142,13 +142,7 @@ class SavedLedger:
 @final
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """Files of a run.
-
-    Attributes:
-        ledger: Path or URL of the ledger.
-        checkpoint: Path or URL of the budget's own checkpoint.
-        kept: Saved ledger of the run; None without a saved ledger.
-    """
+    """Files of a run."""
 
     ledger: str
     checkpoint: str

@@ -92,12 +92,7 @@ class MemoryRisk:
 
 
 def memory_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
-    """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
-
-    Args:
-        trace: Recorded training step. Of several kinds of steps, the kind with the largest memory is used.
-        rest_of_run: Facts about the rest of the run.
-    """
+    """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown."""
     for one in _candidate_risks(trace, rest_of_run):
         if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
             yield one

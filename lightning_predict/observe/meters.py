@@ -233,9 +233,6 @@ def _saved_amount(values: Mapping[str, Any], name: str) -> float:
 class Ledger:
     """What a run has used, over all its fits and in the current fit.
 
-    Args:
-        clock: Returns seconds of a monotonic clock.
-
     Attributes:
         before: Use of the fits that have ended.
         rates: Amount of each quantity that a second of the current fit uses up, if known.
@@ -283,13 +280,7 @@ class Ledger:
 @final
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Limits of a fit that begins.
-
-    Attributes:
-        meters: Quantities with a limit and a known rate.
-        sentence: Limits and rates as text.
-        warnings: Warnings about the rates.
-    """
+    """Limits of a fit that begins."""
 
     meters: tuple[Meter, ...]
     sentence: str

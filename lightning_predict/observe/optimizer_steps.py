@@ -153,11 +153,7 @@ class StepTimer:
         self._samples: int | None = 0
 
     def on_batch_start(self, now: float) -> None:
-        """Start timing a batch, which was just fetched.
-
-        Args:
-            now: Seconds of any monotonic clock.
-        """
+        """Start timing a batch, which was just fetched."""
         if self._last_end is not None and len(self._loader_seconds) < MAX_LOADER_SECONDS:
             self._loader_seconds.append(now - self._last_end)
         self._batch_start = now

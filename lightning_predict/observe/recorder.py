@@ -118,15 +118,7 @@ def stop_with_retry(session: CaptureSession) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A recorded accumulation window.
-
-    Attributes:
-        session: Session with the recording.
-        window: Times and counts of the window.
-        batches: Which batches of the window were recorded.
-        number: Index of the window among all windows, from 0.
-        optimizers: Indices of the optimizers that updated parameters.
-    """
+    """A recorded accumulation window."""
 
     session: CaptureSession
     window: TimedStep
@@ -321,10 +313,6 @@ class StepRecorder:
         autograd_nodes: Returns the number of autograd nodes created so far.
         compilations: Returns the number of compilations so far.
         count: Window counter of the fit. The counter must count each batch before `on_batch_end` is called.
-
-    Attributes:
-        count: Window counter of the fit.
-        is_finished: Whether no further trace will follow.
     """
 
     def __init__(
@@ -752,11 +740,7 @@ class ValidationRecorder:
         self._batches_seen = 0
 
     def on_batch_start(self, *, batches_in_run: float) -> None:
-        """Prepare for the next validation batch.
-
-        Args:
-            batches_in_run: Number of batches of this run; `math.inf` if unknown.
-        """
+        """Prepare for the next validation batch."""
         number = self._batches_seen
         self._batches_seen += 1
         is_wanted = number == 1 or (

@@ -293,11 +293,7 @@ class RunObserver:
         return None if left is None else left.clamp_min(0.0)
 
     def at_best(self, part: float = 1.0) -> RunObserver:
-        """Return a copy in which everything takes as long as at its best so far, for a second forecast.
-
-        Args:
-            part: First part of the batches in which the best is sought.
-        """
+        """Return a copy in which everything takes as long as at its best so far, for a second forecast."""
         best = copy(self)
         best._steps, best._waits = self._steps.at_best(part), self._waits.at_best(part)
         best._pauses, best._closings = self._pauses.at_best(), self._closings.at_best()

@@ -209,12 +209,6 @@ class Loop(ABC):
 class RunSession:
     """A run that is watched.
 
-    Args:
-        loop: Training loop.
-        request: Request of the user.
-        observer: Observer of the run.
-        results: Results for the user, which the session updates.
-
     Attributes:
         predicted_gains: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
         rest: Rest of the run at the last prediction; None before.

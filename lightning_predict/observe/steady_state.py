@@ -150,9 +150,6 @@ class TimingSamples:
         """Return a copy of values that are all the best so far: the least mean of `BEST_VALUES` consecutive values.
 
         Of fewer values, the least counts; a single value may be all stall, so 0 takes its place.
-
-        Args:
-            part: First part of the values in which the best is sought.
         """
         best, values = copy(self), self._means[: math.ceil(part * len(self._means))]
         if len(values) < BEST_VALUES:

@@ -38,12 +38,7 @@ class ValidationTimes:
 
 @final
 class _ValidationRun:
-    """A validation run in progress.
-
-    Attributes:
-        before: Time at which the last training batch ended.
-        is_check: Whether the run is the sanity check.
-    """
+    """A validation run in progress."""
 
     def __init__(self, before: float, *, is_check: bool) -> None:
         self.before, self.is_check = before, is_check
@@ -67,11 +62,7 @@ class _ValidationRun:
 
 @final
 class ValidationTimer:
-    """Timer of the validation runs of a fit. The sanity check is timed separately.
-
-    Args:
-        clock: Returns seconds of a monotonic clock.
-    """
+    """Timer of the validation runs of a fit. The sanity check is timed separately."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -255,13 +255,7 @@ class Program:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpPlanner:
-    """Planner that optimizes each decision.
-
-    Attributes:
-        time_limit_seconds: Time limit of one decision.
-        relative_gap: The search stops when no plan can be cheaper by more than this share.
-        name: Name in tables.
-    """
+    """Planner that optimizes each decision."""
 
     time_limit_seconds: float = 30.0
     relative_gap: float = 1e-4

@@ -108,9 +108,6 @@ def as_on_absent_cuda(more_patches: Iterable[Patch] = ()) -> Iterator[StepSettin
     Without CUDA, an autocast for CUDA that the step creates stays on. A GradScaler stays on under float16. An autocast
     that was created before the step stays off, because the user may have disabled it; a note says so.
 
-    Args:
-        more_patches: Patches of libraries besides torch.
-
     Yields:
         The settings found so far.
     """

@@ -43,12 +43,7 @@ _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.T
 
 
 def read_flags(autocast_dtype: str | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Flags:
-    """Return the current global flags, and how the optimizers update tensors (together or one by one).
-
-    Args:
-        autocast_dtype: Autocast dtype that was seen while the step ran.
-        optimizers: Optimizers that stepped.
-    """
+    """Return the current global flags, and how the optimizers update tensors (together or one by one)."""
     choices = {_updates_together(group) for optimizer in optimizers for group in optimizer.param_groups}
     return Flags(
         matmul_tf32=_allows_tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul),
@@ -212,12 +207,7 @@ def bytes_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """Number of functions that `torch.compile` has compiled in this process, and the compilation time.
-
-    Attributes:
-        frames: Number of compiled functions.
-        seconds: Compilation time; 0 if this torch release does not report the time.
-    """
+    """Number of functions that `torch.compile` has compiled in this process, and the compilation time."""
 
     frames: int = 0
     seconds: float = 0.0

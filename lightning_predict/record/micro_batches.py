@@ -23,13 +23,7 @@ from lightning_predict.record.trace import Operation, TensorInfo, backward_ends
 @final
 @dataclass(frozen=True, slots=True)
 class RecordedMicroBatch:
-    """Position of a recorded micro-batch in the recorded operations.
-
-    Attributes:
-        begins: Index of the first operation.
-        ends: Index after the last operation.
-        alive: Ids of the storages that are alive at the end.
-    """
+    """Position of a recorded micro-batch in the recorded operations."""
 
     begins: int
     ends: int
@@ -83,12 +77,7 @@ def complete_step(
 @final
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """Micro-batch without the update, from which copies are made.
-
-    Attributes:
-        own: Storages that the micro-batch created or received.
-        surviving: Storages that survive in every micro-batch, like the corresponding storages of the first micro-batch.
-    """
+    """Micro-batch without the update, from which copies are made."""
 
     operations: tuple[Operation, ...]
     own: tuple[int, ...]

@@ -58,12 +58,7 @@ class StepBlock:
 
 @final
 class BlockTimer:
-    """Times one block of steps, from calls at their starts and ends. An interruption discards the block.
-
-    Attributes:
-        block: Complete block; None before.
-        is_running: Whether a block is being timed.
-    """
+    """Times one block of steps, from calls at their starts and ends. An interruption discards the block."""
 
     def __init__(self) -> None:
         self.block: StepBlock | None = None

@@ -43,12 +43,7 @@ _CODE: Final = Path(__file__).parent
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStep:
-    """The step of a source.
-
-    Attributes:
-        trace: The step.
-        description: A sentence on the step of a model by name; None for a recorded file.
-    """
+    """The step of a source."""
 
     trace: Trace
     description: str | None = None

@@ -36,11 +36,7 @@ MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")
 
 
 def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the torch release from the versions of a trace; None if unknown.
-
-    Args:
-        software: Versions, as in `Trace.software`.
-    """
+    """Return the torch release from the versions of a trace; None if unknown."""
     version = re.match(r"(\d+)\.(\d+)", software.get("torch", ""))
     return None if version is None else (int(version[1]), int(version[2]))
 

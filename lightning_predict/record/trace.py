@@ -668,10 +668,6 @@ def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
 
     Modules are numbered in the order of their first call, so equal modules stay equal. Custom operators keep their
     qualified names, because these names identify their kernels.
-
-    Args:
-        trace: Trace to anonymise.
-        keep_modules: Whether to keep module names.
     """
     numbers: dict[str, str] = {}
 

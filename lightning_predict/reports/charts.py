@@ -119,10 +119,6 @@ def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
     """Draw horizontal bars with their intervals, in order; return an empty string without bars.
 
     On a logarithmic axis, points are drawn instead of bars, because the length of a bar would have no meaning.
-
-    Args:
-        bars: The bars to draw.
-        unit: Unit of the values, shown if the axis is logarithmic.
     """
     if not bars:
         return ""
@@ -158,11 +154,7 @@ def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
-    """Draw stacked bars of shares that add up to 1, with one colour per part; return an empty string without rows.
-
-    Args:
-        rows: Name, share by part, and the text next to the bar.
-    """
+    """Draw stacked bars of shares that add up to 1, with one colour per part; return an empty string without rows."""
     if not rows:
         return ""
     named = top_parts([shares for _, shares, _ in rows])

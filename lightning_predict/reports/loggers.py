@@ -329,14 +329,7 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTable:
-    """A small table for loggers, with text and numbers.
-
-    Attributes:
-        key: Name of the table in the logger.
-        columns: Names of the columns.
-        rows: Cells of each row; None is an empty cell.
-        markdown: The same table as Markdown.
-    """
+    """A small table for loggers, with text and numbers."""
 
     key: str
     columns: tuple[str, ...]

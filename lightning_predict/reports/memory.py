@@ -40,13 +40,7 @@ TITLE: Final = "Where the memory goes"
 @final
 @dataclass(frozen=True, slots=True)
 class MemorySaving:
-    """Reduction of the process's memory by one change.
-
-    Attributes:
-        description: Description of the change.
-        bytes: Saved bytes.
-        note: Drawback of the change, such as a longer step; empty if the change has no drawback.
-    """
+    """Reduction of the process's memory by one change."""
 
     description: str
     bytes: float

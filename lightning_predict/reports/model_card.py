@@ -19,11 +19,6 @@ from lightning_predict.reports.format import duration, duration_interval, signif
 def model_card(prediction: Prediction, *, place: str | None = None, command: str | None = None) -> str | None:
     """Return hardware, time, cost and emissions as Markdown with the fields of a model card.
 
-    Args:
-        prediction: Prediction of the run on one GPU.
-        place: Place of the electricity grid.
-        command: Command that repeats the prediction.
-
     Returns:
         The text; None if the length of the run is unknown.
     """

@@ -86,14 +86,7 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
 def sky_task(
     offer: Offer, *, run: str = "python train.py", name: str = "training", prediction: Prediction | None = None
 ) -> str:
-    """Write a SkyPilot task in YAML that rents the machine of an offer.
-
-    Args:
-        offer: The machine to rent. If SkyPilot does not support the provider, the task specifies only the GPU.
-        run: Command that trains.
-        name: Name of the task.
-        prediction: Prediction of the run, for the comment at the top.
-    """
+    """Write a SkyPilot task in YAML that rents the machine of an offer."""
     cloud = CLOUDS.get(offer.provider.casefold())
     machines = 1 if prediction is None else in_trays(prediction.layout).nodes
     return write_sky_task(

@@ -37,14 +37,7 @@ _MOST_LINES: Final = 2
 def plain_table(
     predictions: AbstractPredictions, *, columns: Collection[str] = (), verbose: bool = False, notes: Sequence[str] = ()
 ) -> str:
-    """Return the table and its footnotes as aligned text of at most 120 columns, without colours.
-
-    Args:
-        predictions: The predictions to show.
-        columns: Names of optional columns to show.
-        verbose: Add prediction methods, sources of prices, and all notes.
-        notes: Additional notes.
-    """
+    """Return the table and its footnotes as aligned text of at most 120 columns, without colours."""
     predictions = predictions if verbose else predictions.shown()
     shown = grid(predictions, TEXT_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)

@@ -50,13 +50,7 @@ MAIN_SHARE: Final = 1 / 3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        field: Field of `cost/prediction.py` that the column shows.
-        header: Header, possibly of several lines.
-        cell: Returns the text for a row; None if the value is unknown.
-    """
+    """A column of a table."""
 
     field: Field[Any]
     header: str

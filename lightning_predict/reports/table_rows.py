@@ -68,10 +68,6 @@ class ShownPeriod:
     """Period of the shown times and costs: the run, or if its length is unknown, `STEPS_SHOWN` recorded steps.
 
     A row whose step has more samples than the recorded step takes fewer steps for the same samples.
-
-    Attributes:
-        title: Title of the time column.
-        is_whole: Whether the period is the run.
     """
 
     title: str

@@ -223,11 +223,6 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to all
     GPUs. The factor is the median of the runs' ratios and a ratio of 1, so a single unusual run counts half. The spread
     is the standard error of their mean.
-
-    Args:
-        records: Runs of the history, oldest first.
-        fingerprint: Fingerprint of the trace.
-        layout: Name of the layout in use.
     """
     alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint]
     found = [math.log(one.actual_seconds / one.predicted_seconds) for one in alike]

@@ -43,14 +43,7 @@ _CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredGain:
-    """Measured speed-up of one change, from two runs.
-
-    Attributes:
-        change: Name of the change.
-        gain: Throughput with the change, relative to throughput without the change.
-        before: The run without the change.
-        after: The run with the change.
-    """
+    """Measured speed-up of one change, from two runs."""
 
     change: str
     gain: float
@@ -64,11 +57,7 @@ class MeasuredGain:
         return None if ends is None else Interval(*ends)
 
     def sentence(self, now: HistoryRecord) -> str:
-        """Return a sentence on the measured and the predicted speed-up.
-
-        Args:
-            now: The run that ends now: `before` or `after`.
-        """
+        """Return a sentence on the measured and the predicted speed-up."""
         is_with = now is self.after
         other = self.before if is_with else self.after
         told = self.predicted_gain

@@ -36,14 +36,7 @@ RENEWED_SECONDS: Final = 60.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSlot:
-    """A job of a plan, and the machine that runs the job.
-
-    Attributes:
-        job: Name of the job.
-        node: Number of the node.
-        machine: Type of the machine.
-        num_gpus: Number of GPUs of the machine that the job uses.
-    """
+    """A job of a plan, and the machine that runs the job."""
 
     job: str
     node: int

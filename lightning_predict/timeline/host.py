@@ -474,11 +474,7 @@ def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
 
 @final
 class _WorkClock:
-    """Clock that runs only while the host works.
-
-    Args:
-        waits: Start and duration of each wait; waits may overlap.
-    """
+    """Clock that runs only while the host works."""
 
     def __init__(self, waits: Iterable[tuple[float, float]]) -> None:
         self._starts: list[float] = []

@@ -42,15 +42,7 @@ from lightning_predict.timeline.verdict import Verdict
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameGpuCheck:
-    """Measured and predicted step on the GPU in use.
-
-    Attributes:
-        gpu: Name of the GPU.
-        measured_seconds: Median of the measured step times.
-        predicted_seconds: Step time predicted from shapes, without any measurement.
-        bound_by: Bottleneck of the predicted step.
-        python_seconds: Host time outside operations, which both step times include.
-    """
+    """Measured and predicted step on the GPU in use."""
 
     gpu: str
     measured_seconds: float

@@ -462,12 +462,7 @@ class _Clocks:
                 placed.starts[:, segment.kernels][:, segment.streams == stream] = side
 
     def _sides(self, segment: _Segment, done: Array) -> dict[int, Array]:
-        """Compute start times on the other streams.
-
-        Args:
-            segment: Launches to place.
-            done: End of the previous segment, followed by the ends of the compute stream's kernels.
-        """
+        """Compute start times on the other streams."""
         issued = np.cumsum(segment.streams == COMPUTE_STREAM)  # (kernels,)
         starts = {}
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):

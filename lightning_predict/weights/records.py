@@ -126,16 +126,7 @@ class MeasuredFactor:
 @final
 @dataclass(frozen=True)
 class GpuWeights:
-    """Content of one weights file.
-
-    Attributes:
-        gpu: Name of the GPU, or `CROSS_GPU`.
-        families: Neural networks by family name.
-        recipe: Name of the training recipe.
-        seed: Random seed of the training.
-        sources: Titles of the sources of measurements, with their licences.
-        factors: Correction factors of operations without a tuned network, by "operation/dtype".
-    """
+    """Content of one weights file."""
 
     gpu: str
     families: Mapping[str, NetworkWeights]

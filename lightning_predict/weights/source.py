@@ -33,11 +33,7 @@ DEADLINE_SECONDS: Final = 20.0
 @final
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a folder with a manifest.
-
-    Attributes:
-        parts: Parts of the URL. The path has no trailing slash.
-    """
+    """Address of a folder with a manifest."""
 
     parts: SplitResult
 
@@ -84,11 +80,7 @@ configuration."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:
-    """Convert a `weights` argument to a WeightsSource.
-
-    Args:
-        weights: A file, a folder, an address that starts with http:// or https://, or a WeightsSource.
-    """
+    """Convert a `weights` argument to a WeightsSource."""
     if weights is None:
         return WeightsSource()
     if isinstance(weights, WeightsSource):

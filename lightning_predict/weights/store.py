@@ -103,12 +103,7 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """Verified downloads from a configured address. Files that equal bundled files are not downloaded.
-
-    Attributes:
-        title: The address, for messages.
-        weights: Weights by file name.
-    """
+    """Verified downloads from a configured address. Files that equal bundled files are not downloaded."""
 
     title: str
     weights: Mapping[str, GpuWeights]
@@ -125,12 +120,7 @@ class DownloadPlace:
 @final
 @dataclass(frozen=True)
 class CachePlace:
-    """Earlier downloads with their manifest. Files are named by checksum. Damaged files count as missing.
-
-    Attributes:
-        folder: Folder of this release's downloads.
-        damaged: Messages about files that could not be used.
-    """
+    """Earlier downloads with their manifest. Files are named by checksum. Damaged files count as missing."""
 
     folder: Path
     damaged: list[str] = field(default_factory=list)

@@ -53,12 +53,7 @@ class NamedStep:
 
 
 def library(name: str, *, needed_for: str) -> Any:
-    """Import a library.
-
-    Args:
-        name: Name of the library on PyPI and of its module.
-        needed_for: Name of the model or option that needs the library, for the error message.
-    """
+    """Import a library."""
     try:
         return import_module(name)
     except ImportError as error:
