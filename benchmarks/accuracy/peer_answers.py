@@ -101,9 +101,32 @@ def canifinetune(run: dict[str, Any]) -> Answer:
     return {"memory": estimate(request).memory.total_estimated_gb * 2**30}
 
 
+def soup(run: dict[str, Any]) -> Answer:
+    """Ask soup-cli's profile for memory and time; its rate is that of one kind of GPU, whichever runs."""
+    from soup_cli.utils.gpu import model_size_from_name
+    from soup_cli.utils.profiler import estimate_speed, estimate_total
+
+    billions = model_size_from_name(run["model"])
+    quantization = "4bit" if run["quantization"] else "none"
+    told = estimate_total(
+        model_name=run["model"],
+        model_params_b=billions,
+        quantization=quantization,
+        lora_r=run["rank"],
+        lora_alpha=2 * run["rank"],
+        batch_size=run["batch"],
+        seq_len=run["length"],
+        optimizer=run["optimizer"],
+        gradient_checkpointing=True,
+    )
+    tokens = run["batch"] * run["length"]
+    seconds = tokens / estimate_speed(billions, quantization, run["batch"])
+    return {"memory": told["total_memory_gb"] * 2**30, "seconds": seconds}
+
+
 def answers(runs: list[dict[str, Any]]) -> list[dict[str, Answer]]:
     """Ask each tool about each run."""
-    tools: tuple[Callable[[dict[str, Any]], Answer], ...] = (fitcheck, ftuneai, canifinetune)
+    tools: tuple[Callable[[dict[str, Any]], Answer], ...] = (fitcheck, ftuneai, canifinetune, soup)
     found = []
     for run in runs:
         told: dict[str, Answer] = {}

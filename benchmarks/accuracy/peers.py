@@ -1,11 +1,13 @@
 """Twenty fine-tuning runs, predicted by this package and by estimators that answer from a model's name.
 
-The peers (fitcheck-llm 0.3.1, ftuneai 0.4.1, canifinetune 0.4.1) run in an interpreter of their own, without a network:
-each gets the model's dimensions that this package ships. Memory is compared with what was measured: the process on a T4
-and an A100, reserved memory on an RTX 4080. fitcheck's constants were fitted on the five runs of the T4, canifinetune's
-on those of the RTX 4080; of ours, the recipe of the T4's runs in 4 bits was read off them. Example::
+The peers (fitcheck-llm 0.3.1, ftuneai 0.4.1, canifinetune 0.4.1, soup-cli 0.77.0) run in an interpreter of their own,
+without a network: each gets the model's dimensions that this package ships (soup-cli knows its name alone). Memory is
+compared with what was measured: the process on a T4 and an A100, reserved memory on an RTX 4080. fitcheck's constants
+were fitted on the five runs of the T4, canifinetune's on those of the RTX 4080; of ours, the recipe of the T4's runs in
+4 bits was read off them. Example::
 
-    python -m venv peers && peers/bin/pip install fitcheck-llm==0.3.1 ftuneai==0.4.1 canifinetune==0.4.1
+    python -m venv peers
+    peers/bin/pip install fitcheck-llm==0.3.1 ftuneai==0.4.1 canifinetune==0.4.1 soup-cli==0.77.0
     python -m benchmarks.accuracy.peers --data ../shared --peers peers/bin/python
 """
 
@@ -167,7 +169,7 @@ def main() -> None:
     for (run, when, memory), answers in zip(every, json.loads(done.stdout), strict=True):
         told = {OURS: _ours(when, memory), **answers}
         for tool, answer in told.items():
-            own = errors.setdefault(tool, {"memory": [], "seconds": [], "took": []})
+            own = errors.setdefault(tool, {"memory": [], "seconds": [], "a100": [], "took": []})
             own["took"].append(answer["took"])
             refused[tool] = refused.get(tool, 0) + ("refused" in answer)
             times = 1.0 if tool == OURS else _steps_of_peer(when)
@@ -176,6 +178,7 @@ def main() -> None:
             if "seconds" in answer:
                 answer["seconds"] *= times
                 own["seconds"].append(answer["seconds"] / when.measured - 1)
+                own["a100"] += own["seconds"][-1:] if run.gpu.startswith("A100") else []
         words = ", ".join(f"{tool} {_said(one, when, memory)}" for tool, one in told.items())
         print(f"{run.model} {run.length} on {run.gpu}: {words}")
     console = ResultConsole(width=120)
@@ -188,7 +191,15 @@ def main() -> None:
     write_run(console, "peers", chosen.result)
 
 
-COLUMNS: Final = ("memory, median error %", "memory, bias %", "time, median error %", "time, bias %", "a case, s")
+COLUMNS: Final = (
+    "memory, median error %",
+    "memory, bias %",
+    "time, median error %",
+    "time, bias %",
+    "time on the A100, median error %",
+    "bias %",
+    "a case, s",
+)
 
 
 def _said(answer: Mapping[str, float], when: Case, memory: Case) -> str:
@@ -202,7 +213,7 @@ def _summary(own: Mapping[str, list[float]]) -> list[str]:
             return ["", ""]
         return [f"{100 * statistics.median(map(abs, values)):.1f}", f"{100 * statistics.median(values):+.1f}"]
 
-    return [*of(own["memory"]), *of(own["seconds"]), f"{statistics.median(own['took']):.3f}"]
+    return [*of(own["memory"]), *of(own["seconds"]), *of(own["a100"]), f"{statistics.median(own['took']):.3f}"]
 
 
 if __name__ == "__main__":
