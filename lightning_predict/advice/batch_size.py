@@ -3,10 +3,7 @@
 A recording does not state which dimension counts the samples. The first dimension of the input data counts samples, and
 is followed through the operations. The dimension keeps its position in results of equal shape, moves in transposes, is
 kept by views, and disappears in matmuls or sums over it. Otherwise, the first dimension of equal length, or of a
-multiple, is assumed. Parameters, their gradients and the optimizer stay the same. Example::
-
-    doubled = with_batch(trace, 2)      # twice the samples
-    with_samples(trace, 24)             # 24 samples in each batch
+multiple, is assumed. Parameters, their gradients and the optimizer stay the same.
 """
 
 from __future__ import annotations

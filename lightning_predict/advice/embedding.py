@@ -2,9 +2,7 @@
 
 FBGEMM looks up all tables in one kernel launch, and writes the vectors where the interaction reads them. The backward
 pass updates the rows directly, without storing gradients of tables. The fused interaction of DLRM reads the vectors of
-a sample once, and appends their dot products to the dense features. Example::
-
-    fused = with_fused_tables(trace)       # a step with nn.EmbeddingBag, torch.stack and torch.bmm
+a sample once, and appends their dot products to the dense features.
 """
 
 from __future__ import annotations

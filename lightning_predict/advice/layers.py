@@ -2,9 +2,7 @@
 
 Members of module lists are merged: `blocks.3.mlp` and `blocks.4.mlp` become `blocks.*.mlp`. The optimizer's time is
 assigned to the modules whose parameters it updates. If PyTorch has a fused kernel for a sequence of operations, a row
-names the kernel. Example::
-
-    print(layer_table(trace, [gpu("L4"), gpu("A100-SXM-80GB")], None))
+names the kernel.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Ways to reduce a step's memory, with the saved bytes, by simulating the memory of the changed step.
-
-Example::
-
-    report = memory_report(trace, gpu("L4"))
-    [(one.words, one.bytes) for one in report.savings]   # [('torch.utils.checkpoint of each block ...', 6.1e9), ...]
-"""
+"""Ways to reduce a step's memory, with the saved bytes, by simulating the memory of the changed step."""
 
 from __future__ import annotations
 

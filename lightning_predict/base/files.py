@@ -1,9 +1,7 @@
 """Safe reading and writing of files during training.
 
 A path may be on a hanging network drive, or be a pipe without a reader. Training must not hang, so a file is used in a
-thread with a timeout, and only if it is a regular file. Files are written atomically. Example::
-
-    in_hook(path, lambda: write_atomically(path, b"..."), seconds=60.0)
+thread with a timeout, and only if it is a regular file. Files are written atomically.
 """
 
 from __future__ import annotations

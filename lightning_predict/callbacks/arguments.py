@@ -1,9 +1,4 @@
-"""Checks of the callbacks' arguments. Each error names the given value, the expected value and a remedy.
-
-Example::
-
-    check_steps("warmup_steps", 0)   # InvalidArgumentError: warmup_steps=0 is not a number of steps; ...
-"""
+"""Checks of the callbacks' arguments. Each error names the given value, the expected value and a remedy."""
 
 from __future__ import annotations
 

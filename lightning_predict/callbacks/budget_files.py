@@ -1,13 +1,4 @@
-"""What a run has used, over all its fits, in checkpoints and in the ledger file; and the budget's own checkpoint.
-
-Example::
-
-    account = Account()
-    account.load(checkpoint["callbacks"]["lightning_predict.CostBudget"], counts_earlier=True)
-    files = BudgetFiles(account, trainer)
-    files.find(counts_earlier=True)     # what a killed run used after its last checkpoint
-    files.write()
-"""
+"""What a run has used, over all its fits, in checkpoints and in the ledger file; and the budget's own checkpoint."""
 
 from __future__ import annotations
 

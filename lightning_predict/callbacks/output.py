@@ -1,9 +1,4 @@
-"""Prints, logs and stores predictions during a fit: next to the progress bar, in loggers, and in a JSON file.
-
-Example::
-
-    log_and_save(predictions, ranking, trainer, OutputOptions(verbose=True))
-"""
+"""Prints, logs and stores predictions during a fit: next to the progress bar, in loggers, and in a JSON file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""`ProgressFile`: writes the progress of a run to a file (`run/progress.py`), called by a Trainer's hooks.
-
-Example::
-
-    progress_file = ProgressFile.wanted(None, trainer)     # the path is in an environment variable
-    progress_file.on_batch_end(trainer)
-"""
+"""`ProgressFile`: writes the progress of a run to a file (`run/progress.py`), called by a Trainer's hooks."""
 
 from __future__ import annotations
 

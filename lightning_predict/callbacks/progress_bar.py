@@ -2,10 +2,7 @@
 
 A bar shows the items that its `get_metrics` returns, and Lightning documents how to override this method. `ShownInBar`
 adds the item `left` in front, only in this instance of the bar, until the fit ends. Logged values and other callbacks
-are not affected. Example::
-
-    shown = show_in_bar(trainer, lambda: "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70")
-    shown.remove()
+are not affected.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""`TrainerLoop`: the training loop of a Trainer, as a session sees it (`observe.run_session`).
-
-Example::
-
-    loop = TrainerLoop(trainer, observer, request, OutputOptions(verbose=True))
-    RunSession(loop, request, observer, RunResults()).predict(trace)
-"""
+"""`TrainerLoop`: the training loop of a Trainer, as a session sees it (`observe.run_session`)."""
 
 from __future__ import annotations
 

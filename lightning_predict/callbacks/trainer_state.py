@@ -1,9 +1,4 @@
-"""Reads the progress and the limits of a fit from a Trainer's public attributes.
-
-Example::
-
-    counts = remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, window_size=WindowSize()))
-"""
+"""Reads the progress and the limits of a fit from a Trainer's public attributes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Fetch the current prices of all providers with gpuhunt, and store them for later predictions.
 
 For each provider, GPU and GPU count, we keep the cheapest on-demand and spot machines. We also keep machines with a
-known network. A provider that gpuhunt could not fetch keeps its earlier prices, with their date. Example::
-
-    refreshed = refresh_prices()     # needs the network; later predictions do not
-    refreshed.path                   # .../lightning-predict/prices/current.json
+known network. A provider that gpuhunt could not fetch keeps its earlier prices, with their date.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """Price of a run, and the `Prediction` that users get: layout, step, run, price and memory.
 
-The user's own price takes precedence over the cheapest listed offer. Example::
-
-    layout = layout_of("T4")
-    price = price_of(run, layout, usd_per_hour=0.50)
-    price.cost_usd  # hours x 0.50
-    Prediction(layout, step, run, price, memory_need(layout, 3e9)).cost_usd
+The user's own price takes precedence over the cheapest listed offer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Which operations and parameters of a recorded step belong to embedding tables.
 
 A table is a parameter with the shape of a table that is looked up. Its operations are the lookups, and all operations
-that only create, sum or apply its gradients. The other operations are dense layers. Example::
-
-    tables = StepTables(trace)
-    tables.operations          # positions of the tables' operations
-    without_tables(trace)      # the dense layers alone
+that only create, sum or apply its gradients. The other operations are dense layers.
 """
 
 from __future__ import annotations

@@ -9,10 +9,7 @@ batch during a step.)
 
 Computation and communication are two queues (`layouts/overlap.py`); the step time is the critical path through
 both. `placement.py` places the tables and predicts their time. The dense layers are simulated from the recorded step,
-with its host time. Example::
-
-    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), context)
-    sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
+with its host time.
 """
 
 from __future__ import annotations

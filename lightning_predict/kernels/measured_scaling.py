@@ -13,10 +13,6 @@ on which the trace was recorded (the origin), there are three methods:
 
 On the origin itself, the measured time is used. An operation on the GPU without recorded kernels is predicted directly,
 and on the origin corrected by the machine's own rate (`_own_rates`).
-Example::
-
-    timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=models, method="auto")
-    timed.seconds.sum(axis=1)  # device seconds of a step on each GPU
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 The count includes matrix products, convolutions, attention and recurrent layers, by their textbook algorithms; a
 multiply-add counts as two FLOPs. Activations that the backward pass recomputes do not count: a training step has at
-most three times the FLOPs of its forward pass (Chowdhery et al., "PaLM", JMLR 2023, appendix B). Example::
-
-    step_work([timed], [1.0], trace).flops  # of one process
+most three times the FLOPs of its forward pass (Chowdhery et al., "PaLM", JMLR 2023, appendix B).
 """
 
 from __future__ import annotations

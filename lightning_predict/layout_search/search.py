@@ -4,9 +4,7 @@ Candidates combine data, tensor, pipeline, context and expert parallelism, micro
 recomputation, and float8 matmuls if the user allows float8. For each candidate whose lower bound of memory fits, a
 lower bound on the step time is computed: computation and communication of the slowest stage. Candidates are then
 predicted in order of their bounds, and their memory is simulated if they are among the best. The search stops when no
-remaining bound is below the slowest requested result. Example::
-
-    found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
+remaining bound is below the slowest requested result.
 """
 
 from __future__ import annotations

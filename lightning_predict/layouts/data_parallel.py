@@ -1,9 +1,7 @@
 """Data parallelism: schedules the communication between replicas together with the work of a step.
 
 The simulated step of one GPU is split where gradients become ready (DDP, ZeRO), or where parameters of another unit are
-needed (FSDP). `overlap.py` then schedules these segments together with the collectives. Example::
-
-    overlap_with_collectives(trace, work, StepSplitter(simulated, row, factors), links, Strategy(data="fsdp"))
+needed (FSDP). `overlap.py` then schedules these segments together with the collectives.
 """
 
 from __future__ import annotations

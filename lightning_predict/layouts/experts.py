@@ -3,9 +3,7 @@
 Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in forward
 and in backward: four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to be balanced, so every GPU
 processes the same number of tokens as without routing. `capacity` is the load of the busiest GPU relative to balanced
-routing. `gradients.experts_module` finds experts by their names. Example::
-
-    routed_bytes(trace)  # bytes by the module that holds the experts
+routing. `gradients.experts_module` finds experts by their names.
 """
 
 from __future__ import annotations

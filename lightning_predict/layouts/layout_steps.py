@@ -2,10 +2,7 @@
 
 Each GPU runs the recorded step on its own samples, and communicates with its replicas (`data_parallel.py`). Strategies
 that change the work of a GPU divide the step into stages, and the slowest stage determines the step time
-(`model_parallel.py`). Example::
-
-    shared = MultiGpuStep(trace, timed, gpus)
-    shared.on_layout(layout_of("8xL4"), steps[0], 0, parse_strategy("ddp")).added_seconds
+(`model_parallel.py`).
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 The recorded work is split (`tensor_parallel.py`), assigned to stages (`pipeline_parallel.py`) and simulated again. More
 GPUs do not reduce the host's kernel launches, which remain a lower bound. Collectives inside blocks and transfers
-between stages are on the critical path, and overlap only with times in which the device waits for the host. Example::
-
-    stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
-    stages[0].passes.seconds  # time of one micro-batch on each GPU
+between stages are on the critical path, and overlap only with times in which the device waits for the host.
 """
 
 from __future__ import annotations

@@ -10,10 +10,6 @@ If the step was recorded without checkpointing, forward operations are repeated 
 - `selective`: the operations between a block's projections, which are attention (Megatron's "core attention").
 - `operations`: all operations except attention and every second matmul, starting with the first (torchtitan's
   per-operation selection).
-
-Example::
-
-    work = with_recomputation(work, model, "selective")
 """
 
 from __future__ import annotations

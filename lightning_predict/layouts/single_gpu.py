@@ -1,10 +1,4 @@
-"""Predicts the recorded step on a single GPU of each model. Steps on layouts are derived from these steps.
-
-Example::
-
-    setting = PredictionContext((gpu("L4"),), None, models, "auto", UNKNOWN_HOST)
-    single_steps(trace, setting).steps[0].seconds
-"""
+"""Predicts the recorded step on a single GPU of each model. Steps on layouts are derived from these steps."""
 
 from __future__ import annotations
 

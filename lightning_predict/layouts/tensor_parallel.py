@@ -12,10 +12,7 @@ softmax.
 
 Shapes determine the split. A linear layer is split along the dimension that differs from the width of the residual
 stream, or along its outputs if both dimensions have this width. Other work is replicated if its largest tensor has the
-size of the residual stream. Example::
-
-    model = split_model(trace)
-    WorkSharder(trace, timed, model, ShapeTimer(gpus, models)).shard(ShardSpec(tensor=8)).seconds.sum(axis=1)
+size of the residual stream.
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ The recorded storages become storages of one rank:
 
 torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools. For
 recordings without tensors, `even_bytes` divides all memory evenly.
-Example::
-
-    RankMemory(trace).most_filled(layout_of("2xL4"), Strategy(data="fsdp")).allocated_on(gpu("L4"))
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ At the start of a step, these storages are already allocated:
   are freed at the start of the step;
 - tensors that variables of the training loop still hold.
 
-Several steps are simulated, because fragmentation builds up over steps. Example::
-
-    simulated(blocks_of(trace)).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
+Several steps are simulated, because fragmentation builds up over steps.
 """
 
 from __future__ import annotations

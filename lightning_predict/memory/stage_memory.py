@@ -9,10 +9,6 @@ The recorded storages become the storages of one rank of a pipeline stage:
 - recomputation frees storages after their last use in the forward pass. The repeated operations before the backward
   pass of a block allocate these storages again.
 - a stage frees a storage that another stage reads after the pass, and the other stage holds its own copy.
-
-Example::
-
-    StageStorages(trace).rank(Strategy(tensor=8, pipeline=4), stage=0).blocks  # which the allocator then simulates
 """
 
 from __future__ import annotations

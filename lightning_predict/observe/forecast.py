@@ -1,11 +1,4 @@
-"""Forecast of the rest of a run on the machine in use, in batches and in seconds.
-
-Example::
-
-    rest = forecast_rest(inputs, times)
-    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None if no step was timed, or without an end
-    rest.workload      # the same batches, for other GPUs
-"""
+"""Forecast of the rest of a run on the machine in use, in batches and in seconds."""
 
 from __future__ import annotations
 

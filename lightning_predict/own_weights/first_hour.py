@@ -2,10 +2,7 @@
 
 The parts run one after another, each with a time limit. If a part fails, or needs CUDA on a machine without CUDA, the
 file contains the reason, and the other parts run. The file is written after every part, so an interrupted run keeps its
-results. Nothing is downloaded. Example::
-
-    report = report_on_gpu(Path("first-hour.json"), minutes=8)
-    report["parts"]["recordings"]["state"]   # "done", "skipped" or "failed"
+results. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 A list schedule gives each job a configuration, a place in the queue, and perhaps a job to wait for. A job starts when
 a machine is free for it, as in `FixedSchedule`. The cost of a list schedule of five jobs, at predicted times, takes
-about 50 microseconds, so thousands can be compared. Example::
-
-    stages = annealed_stages(problem)
-    stages["resnet"]        # (JobStage(configuration=Configuration(machine="L4", num_gpus=1), after=None),)
+about 50 microseconds, so thousands can be compared.
 """
 
 from __future__ import annotations

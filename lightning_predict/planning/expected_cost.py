@@ -2,11 +2,7 @@
 
 The times of each job are drawn from the distribution that its interval describes. The plan keeps its placements and the
 order of jobs on each machine, and a job starts later if the previous one on its GPUs ends later. All plans of a problem
-are evaluated with the same draws. Example::
-
-    draws = time_draws(problem, since=None)
-    outlook = plan_outlook(plan, problem, draws)
-    outlook.usd, outlook.in_time["resnet"]     # expected dollars, probability of the deadline
+are evaluated with the same draws.
 """
 
 from __future__ import annotations

@@ -5,10 +5,7 @@
 Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
 a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before the
 job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read. dstack and Kueue
-start a job once, so a plan that moves a job is refused for them. Example::
-
-    write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/, dstack/
-    files = skypilot_tasks(plan, problem)    # {"bert.yaml": ..., "schedule.txt": ...}
+start a job once, so a plan that moves a job is refused for them.
 """
 
 from __future__ import annotations

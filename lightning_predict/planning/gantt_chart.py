@@ -1,10 +1,7 @@
 """Shows a plan as a table and as a Gantt chart on an HTML page.
 
 Each row of the chart is a GPU of a node, and each bar is a segment of a job. A tooltip on each bar shows its job, GPUs
-and times. The page works without scripts, style sheets and network access. Example::
-
-    Console().print(plan_table(plan))
-    Path("plan.html").write_text(gantt_page(plan, problem.machines), encoding="utf-8")
+and times. The page works without scripts, style sheets and network access.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 At every event, a policy knows only the submitted jobs, and looks ahead only to the next events. The search changes
 one job of the whole plan, simulates the plan again, and keeps the change if the expected cost falls. The search ends
-when no change helps, or after a number of simulations that depends only on the number of jobs. Example::
-
-    plan = improved_plan(plan, problem, since=None, outlook=lambda plan: plan_outlook(plan, problem, draws))
+when no change helps, or after a number of simulations that depends only on the number of jobs.
 """
 
 from __future__ import annotations

@@ -4,11 +4,6 @@ A decision looks ahead only to the next events. The best freedom (sharing, pausi
 jobs. With a busy queue, plans gain from shared machines and from moving jobs. A few long runs are cheaper without
 sharing or with a long horizon, because a shared machine is paid until its last job ends. All jobs are known, so each
 policy can be simulated quickly and compared. Among plans of almost equal cost, the one with the fewest moves is chosen.
-Example::
-
-    policy("milp").decide(problem, situation)
-    plan = cheapest_plan(problem)
-    plan.policy, plan.total_usd
 
 The recommended plan is then improved job by job (`local_search.py`), and so is a plan of `annealing.py`.
 """

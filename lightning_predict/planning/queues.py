@@ -1,8 +1,6 @@
 """Queue rules (scheduling baselines): first in first out, earliest deadline first, priority.
 
-The rules are baselines for the planner, and the fallback if the planner finds no decision in time. Example::
-
-    decision = FIFO.decide(problem, situation)
+The rules are baselines for the planner, and the fallback if the planner finds no decision in time.
 """
 
 from __future__ import annotations

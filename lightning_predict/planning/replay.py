@@ -4,11 +4,7 @@ The rules are those of the scripts in `exports.py`. A segment starts at its plan
 stopped at the previous place and the segment's GPUs are free. A job that gets a stop signal writes its checkpoint. A
 job that has already ended is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at
 a predicted time, so wrong predictions lose no work, but cost time, money and deadlines. The replay can plan again from
-the state at given times, as `plan --state` does. Example::
-
-    late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # actual over predicted
-    late.kept_deadlines, late.total_usd
-    replay(plan.segments, problem, slowed(problem, {"resnet": 1.3}), again={3600.0: cheapest_plan})
+the state at given times, as `plan --state` does.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 An event is the submission of a job, the end of a job, or a period without either. Between events, every running job
 works at its own speed. A machine is paid from the decision that rents the machine to the decision that returns it,
-busy or idle. Example::
-
-    plan = simulate(problem, MilpPlanner())
-    plan.machine_usd, plan.tardiness_usd
+busy or idle.
 
 If `actual_seconds` is given, jobs take these times instead of the predicted times. The policy uses the predicted time
 of a job in the first minute of its work, and then a time derived from the job's progress. The resulting plan is the

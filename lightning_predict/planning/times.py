@@ -2,11 +2,6 @@
 
 A run has the same number of samples on every configuration. On several GPUs, each GPU processes as many samples per
 step as a single GPU would, so the run has fewer steps. With `keep_batch`, the GPUs share the samples of a step instead.
-Example::
-
-    times = times_of_trace(Path("bert.json.gz"), 200_000, machines)
-    times.seconds[Configuration("box", 4)].high
-    times_of_runs(Path("runs.csv"), 5000, machines, batch_size=64)
 """
 
 from __future__ import annotations

@@ -8,10 +8,7 @@ Fused kernels become `triton::<kernel>`, and the kernels of a CUDA graph become 
 The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`). A dispatch mode sees only the
 parts, so a reader of profiler events must descend to the same level. Composites are the operators in torch's registry
 that have a `CompositeImplicitAutograd` kernel and no CPU kernel. The list is copied from the registry, so that reading
-a file does not need torch. A test compares the list with the installed torch. Example::
-
-    for found in select_operations(profile):
-        print(found.name, found.in_backward, len(found.work))
+a file does not need torch. A test compares the list with the installed torch.
 """
 
 from __future__ import annotations

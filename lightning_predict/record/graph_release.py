@@ -4,10 +4,7 @@ torch keeps a Python object for every autograd node that Python code has accesse
 recursively, with about 165 bytes of stack per node. With a stack of 8 MiB, torch 2.13 survives 40,000 nodes and crashes
 at 50,000. Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. The
 recursion stops at such a row, and the nodes behind the row are freed afterwards. A skip connection may bypass a single
-node, so a row has many nodes. Example::
-
-    held = HeldNodes()
-    held.saw(node)  # each node of a backward pass, in order
+node, so a row has many nodes.
 """
 
 from __future__ import annotations

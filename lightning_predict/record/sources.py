@@ -2,10 +2,6 @@
 
 A step by name is recorded once, and then read from the cache: `cache_folder()/steps`. Its file is named after what the
 recording depends on: the name or configuration, the options, the releases of the libraries, and the code that records.
-Example::
-
-    step_of_source("example:gpt2").trace
-    step_of_source("hf:Qwen/Qwen2.5-7B", ModelOptions(length=2048, lora=16)).description
 """
 
 from __future__ import annotations

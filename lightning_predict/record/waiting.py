@@ -1,9 +1,7 @@
 """Waits until a device has finished its work (synchronization), which timing a step needs.
 
 CUDA (and ROCm, which torch calls CUDA), Metal, Intel's XPU and others execute asynchronously. Without a wait, a clock
-would only time the launches. Example::
-
-    wait = wait_for(torch.device("mps"))   # None for the CPU, where operations are synchronous
+would only time the launches.
 """
 
 from __future__ import annotations

@@ -3,11 +3,7 @@
 Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU; c is the
 number of operations of the layer. Forward and backward are separate kinds. Other networks with the same kinds of layers
 are then predicted on this GPU. Here, a layer is a recorded call. Its time is linear in its memory traffic, and in its
-FLOPs for a matmul or convolution in one dtype. Recordings of a GPU or a CPU are fitted together. Example::
-
-    regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
-    estimate = regression.predict(alexnet)
-    estimate.seconds, estimate.unknown     # device seconds of a step, and kinds without a recording
+FLOPs for a matmul or convolution in one dtype. Recordings of a GPU or a CPU are fitted together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Past runs from files that trainers write: `trainer_state.json`, TensorBoard event files, W&B's summary.
 
-Each file is one row of texts. Fields that the file lacks (often the GPU) are given by `values`. Example::
-
-    lightning-predict regress checkpoint-500/trainer_state.json --values gpu=L4
+Each file is one row of texts. Fields that the file lacks (often the GPU) are given by `values`.
 """
 
 from __future__ import annotations

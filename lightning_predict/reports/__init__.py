@@ -9,11 +9,5 @@
 * `loggers`: sends predictions to the loggers of a Trainer, or writes a JSON file.
 * `sky`: the SkyPilot task that rents the machine.
 
-Example::
-
-    print_table(result)
-    for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
-        rank_zero_warn(warning)
-
 No module here imports torch or Lightning. matplotlib and rich are imported only by the functions that draw with them.
 """

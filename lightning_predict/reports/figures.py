@@ -1,9 +1,6 @@
 """Bar chart of the predicted iteration time by GPU, with 90 % intervals.
 
-matplotlib draws on a canvas of its own, without pyplot, so the user's plots are not affected. Example::
-
-    figure = iteration_figure(result)
-    figure.savefig("iteration_time.png")
+matplotlib draws on a canvas of its own, without pyplot, so the user's plots are not affected.
 """
 
 from __future__ import annotations

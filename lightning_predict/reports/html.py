@@ -3,10 +3,6 @@
 `report.html.j2` is the page, whose texts are all escaped. One script sorts, filters and rescales the table; the page's
 address stores the user's selection. The content security policy identifies the script by its hash. It allows no other
 script and no external content.
-
-Example::
-
-    Path("report.html").write_text(html_report(result, rank(result, deadline_hours=8)), encoding="utf-8")
 """
 
 from __future__ import annotations

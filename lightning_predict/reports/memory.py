@@ -1,10 +1,4 @@
-"""Report on the memory of a step and on changes that would reduce it: plain text, HTML, Markdown and JSON.
-
-Example::
-
-    for line in report.lines():
-        print(line)
-"""
+"""Report on the memory of a step and on changes that would reduce it: plain text, HTML, Markdown and JSON."""
 
 from __future__ import annotations
 

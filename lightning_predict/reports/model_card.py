@@ -1,9 +1,7 @@
 """Summary of a predicted run to paste into a pull request or a model card.
 
 Hugging Face's model cards have a field for emissions, in grams, with the place and hardware of the training. The
-summary marks its values as predicted. Example::
-
-    print(model_card(result["L4"], place="Frankfurt"))
+summary marks its values as predicted.
 """
 
 from __future__ import annotations

@@ -4,11 +4,7 @@ A GPU on which the run does not fit is never recommended. Times or costs within 
 the cheaper GPU, ties in cost to the faster GPU, and further ties to the first GPU in the list. If intervals overlap so
 much that another GPU may be the cheapest, the advice names both GPUs. If the host or the loader is the bottleneck, the
 advice suggests remedies. If the length of the run is unknown, time and cost are per iteration, and printed for 1,000
-iterations. Example::
-
-    ranking = rank(result, deadline_hours=2.0)
-    ranking.cheapest.gpu if ranking.cheapest else None
-    print(*ranking_lines(ranking), sep="\n")
+iterations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Columns of a table of predictions: the title and the text of each cell.
 
 Every field in `cost/prediction.py` with a title has a column. `_BY_UNIT` formats a value by its unit. `_SPECIAL` has
-the fields whose text depends on other predictions. Example::
-
-    [column.title for column in columns_of(result, asked=["mfu"])]
+the fields whose text depends on other predictions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Notes below a table of predictions: one catalogue of sentences, by the condition that each of them states.
 
 Without `verbose`, a table has at most `MAX_NOTES` notes. Details that change no decision, such as the sources of
-prices, appear only with `verbose`. Example::
-
-    NOTES["too large"](result)          # one sentence, or none
-    table_notes(result, grid(result))   # ("Too large: L4 lacks …", …, "verbose adds the methods and 4 more notes.")
+prices, appear only with `verbose`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Rows of a table of predictions: which GPUs are shown, for which period, and what limits each of them.
-
-Example::
-
-    [row.price.usd_per_hour for row in lines_of(result, fold=True)]   # the machine in use comes first
-    shown_period(result).title                                        # "total", "rest of the run" or "1,000 steps"
-"""
+"""Rows of a table of predictions: which GPUs are shown, for which period, and what limits each of them."""
 
 from __future__ import annotations
 

@@ -2,11 +2,7 @@
 
 The scripts of an exported plan set environment variables with the path of the progress file and with the job's place in
 the plan. `RuntimePredictor` writes the file. `lightning-predict plan --state FOLDER` reads all progress files of a
-folder. Example::
-
-    keeper = ProgressKeeper(batches=1000, place=place_in_use())
-    progress = keeper.after(12)            # once a minute; otherwise None
-    write_progress(Path("progress.json"), progress)
+folder.
 """
 
 from __future__ import annotations

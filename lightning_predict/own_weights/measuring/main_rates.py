@@ -4,10 +4,7 @@ Predictions for this GPU then use the measured rates instead of the catalogue's 
 in the format of the option `gpus_file`. The matmuls multiply large square matrices, as for the rates in the catalogue.
 Each call is repeated for seconds, so the GPU runs at its sustained clock. Memory bandwidth is measured by an addition
 and a ReLU, and given as an equivalent data sheet bandwidth: the value for which the kernel models predict both times.
-It is comparable with other data sheets. Example::
-
-    found = measure_main_rates(gpu="RTX-6000-Ada")
-    Path("anchors.toml").write_text(gpus_file_text(found))
+It is comparable with other data sheets.
 """
 
 from __future__ import annotations

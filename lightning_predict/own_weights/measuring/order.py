@@ -2,10 +2,7 @@
 
 A network is tuned only if its family of operations has at least `MIN_OWN_ROWS` rows; otherwise, the rows are not used.
 Therefore the families in `FAMILY_ORDER` are measured one after another, each until it has enough rows. Then, each other
-operation gets twice `MIN_FACTOR_ROWS` shapes, for a correction factor. Other families and more shapes follow. Example::
-
-    order = shapes_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
-    order[0].operation, order[0].passes
+operation gets twice `MIN_FACTOR_ROWS` shapes, for a correction factor. Other families and more shapes follow.
 """
 
 from __future__ import annotations

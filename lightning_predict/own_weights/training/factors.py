@@ -2,10 +2,7 @@
 
 About a dozen shapes show whether predictions (a formula, a related operation, a roofline) are too high or too low on a
 GPU, but are too few to train a network. The factor is the weighted median ratio, shrunk towards 1 if there are few
-rows. A factor is used only if it lowers the errors of rows that it was not computed from. Example::
-
-    found = measured_factors(groups, find_gpu("H200-SXM-141GB"), models, seed=0)
-    found["gelu_backward/bfloat16"].factor
+rows. A factor is used only if it lowers the errors of rows that it was not computed from.
 """
 
 from __future__ import annotations

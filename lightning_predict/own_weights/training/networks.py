@@ -8,10 +8,7 @@ by their initialization.
 A second loss term penalizes predictions in which a shape is slower than its double along one dimension. These pairs of
 shapes may be far outside the measured range, so training also regularizes the extrapolation. On real hardware, the
 larger shape is faster in a few percent of the cases (alignment, another kernel), so only drops of more than `SLACK` are
-penalized. Example::
-
-    rows = collect_rows(family, groups, gpus)
-    network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
+penalized.
 """
 
 from __future__ import annotations

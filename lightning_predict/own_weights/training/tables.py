@@ -3,10 +3,7 @@
 A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
 parameters and milliseconds. Rows timed as ordinary calls include launches, and are skipped. A hash of the shape decides
 whether a row is used for fitting, for calibrating intervals, or is held out. A shape is thus in the same split on every
-GPU, in every source and in every run. Example::
-
-    groups = read_own_tables(Path("measurements"))
-    groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
+GPU, in every source and in every run.
 """
 
 from __future__ import annotations

@@ -3,10 +3,7 @@
 Each family of operations with enough measurements on a GPU starts from its current network: the GPU's own network, or
 the network for unmeasured GPUs. No network ships for convolutions on tensor cores, so their training starts from
 scratch. Families without measurements keep the shipped networks. For operations without a tuned network, a dozen
-measurements give a correction factor (`factors.py`). Networks and factors are scored on held-out shapes. Example::
-
-    scores = tune_weights(Path("tables"), Path("weights"))
-    scores[0].operation, scores[0].before, scores[0].after
+measurements give a correction factor (`factors.py`). Networks and factors are scored on held-out shapes.
 """
 
 from __future__ import annotations
