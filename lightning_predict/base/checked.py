@@ -4,6 +4,7 @@ A reader returns a `Checked`: a value with its file and its location in the file
 value as the requested type, or raises the file's error class. The error message has the location, the actual value and
 the expected value. Example::
 
+    >>> from lightning_predict.base.errors import TraceFormatError
     >>> run = File("run.json", TraceFormatError)
     >>> Checked({"batches": -1}, run).member("batches").integer(minimum=1)
     Traceback (most recent call last):

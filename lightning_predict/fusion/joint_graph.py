@@ -10,15 +10,7 @@ minimum cut, where the capacity of a value is its size:
 - A value that no kernel has to write to memory counts twice, as keeping it costs a write and a read. Values far from
   the backward pass count more, by 10 % for each step.
 
-Values are storages, so views count as the tensor that they show. Example::
-
-    >>> x, a, b, y, dx = (TensorInfo((1024,), "float32", id=number) for number in range(5))
-    >>> forward = [Operation("aten::sigmoid", "forward", (x,), (a,)), Operation("aten::exp", "forward", (a,), (b,))]
-    >>> backward = [Operation("aten::mul", "backward", (a, b), (dx,))]
-    >>> yes, no = lambda _: True, lambda _: False
-    >>> again = rematerialised((*forward, *backward), is_fusible=yes, is_free=no, ends_kernel=no, may_run_again=yes)
-    >>> [operation.name for operation in again if operation.phase == "backward"]
-    ['aten::sigmoid', 'aten::exp', 'aten::mul']
+Values are storages, so views count as the tensor that they show.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 `check_use` and `check_forecast` compare meters (`observe.meters`) with their limits. `BudgetWatch` decides when to
 check them. Example::
 
+    >>> from lightning_predict.base.units import seconds_to_hours
+    >>> from lightning_predict.observe.meters import Meter
+    >>> from lightning_predict.reports.format import usd
     >>> meter = Meter(name="usd", limit=10.0, rate=seconds_to_hours(1.0), words=usd, before=2.0)
     >>> check_forecast([meter], 600.0, Interval(40_000.0, 50_000.0, 60_000.0)).action  # $10 at $1 an hour; $2 used
     'stop'

@@ -7,7 +7,7 @@
 * Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
 * Before torch 1.11, softmax kept its input for the backward pass, and before 1.10, ReLU did so.
 
-    >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
+    >>> solved_geometry(image=224, filter_size=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)
 """
 
@@ -117,7 +117,7 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 
 
 def solved_geometry(*, image: int, filter_size: int, result: int) -> tuple[int, int] | None:
-    """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None without a solution.
+    """Solve `result = floor((image + 2 padding - filter) / stride) + 1` for stride and padding; None without one.
 
     Of several solutions, non-overlapping patches are preferred. Otherwise, an odd filter gets a padding of half the
     filter, as in almost all networks. Otherwise, the padding is the smallest possible. The stride is the smallest

@@ -1,12 +1,7 @@
 """Published step times with the errors of their predictions, and the cases most similar to a recorded step.
 
 `make docs` collects the cases from the benchmark results into `published_cases.json`, which ships with the package. A
-case is one model on one GPU in one precision, measured by one source. Example::
-
-    >>> step = describe(Trace.load("vit.json.gz"))
-    >>> step.kind, step.precision
-    ('vision transformer', '16 bits')
-    >>> [case.model for case in nearest_cases(step, "L40S", read_published_cases(), number=3)]
+case is one model on one GPU in one precision, measured by one source.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ times fewer steps process the same samples. The user must choose a suitable lear
 loader of each GPU is as fast as on a machine with one GPU. If there are more workers than cores, all workers slow down
 equally. The cores then limit the batches per second, even with faster GPUs. Example::
 
+    >>> from lightning_predict.timeline.step_prediction import StepPrediction
     >>> step = StepPrediction(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
     ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
     >>> predict_run(step, Workload(training_iterations=100, validation_iterations=10)).total_seconds  # 50 + 10 x 0.2

@@ -2,9 +2,4 @@
 
 `records` defines the data types; `files` and `manifest` define the file formats. `store` searches an explicit path, a
 configured download address (`fetch`), the user's cache and the bundled `files/`. Neither torch nor pickle is used.
-Example::
-
-    >>> from lightning_predict.weights.store import load_weights
-    >>> load_weights(["H100-SXM-80GB"]).base.gpu
-    'base'
 """

@@ -10,7 +10,7 @@ download fails, files of an earlier download or bundled files are used, and `not
 its own file uses the base weights. Example::
 
     >>> weights = load_weights(["T4", "a-GPU-without-measurements"])
-    >>> weights.base.gpu, list(weights.gpus)
+    >>> weights.cross_gpu_model.gpu, list(weights.gpus)
     ('base', ['T4'])
 """
 

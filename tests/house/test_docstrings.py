@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import lightning_predict
 
@@ -67,6 +71,12 @@ def test_docstrings_name_files_that_exist() -> None:
         for name in re.findall(r"`((?:\w+/)*\w+\.py)`", path.read_text(encoding="utf-8"))
     }
     assert {(path, name) for path, name in named if name not in ours | OF_OTHERS} == set()
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(PACKAGE.rglob("*.py")) if ">>>" in path.read_text("utf-8")])
+def test_examples_show_what_their_code_returns(path: Path) -> None:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    assert doctest.testmod(import_module(name)).failed == 0
 
 
 def test_an_old_name_is_noticed() -> None:
