@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +164,29 @@ def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
     trace = lp.step_of(gpt2, length=64, lora=4, quantization="nf4", recipe="float32-rest")
     assert {one.dtype for one in trace.parameters} == {"uint8", "float32"}  # as PEFT prepares a model
     assert "0.142 M parameters" in note  # 140,288 as without quantization, and 2,048 of the adapters
+
+
+def test_note_says_which_share_of_a_mixture_stays_in_16_bits(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    pytest.importorskip("peft")
+    width, inner, layers, experts, words = 64, 128, 2, 4, 1000
+    config = {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_local_experts": experts,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": words,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    note = lp.step_of(str(tmp_path), length=16, lora=4, quantization="nf4").notes[0]
+    joined = layers * experts * 3 * width * inner
+    attention, gates, norms = layers * 4 * width**2, layers * experts * width, (2 * layers + 1) * width
+    share = joined / (joined + attention + gates + norms + 2 * words * width)
+    assert f"without the experts, {share:.0%} of the weights: bitsandbytes quantizes linear layers only" in note
 
 
 @pytest.mark.parametrize(

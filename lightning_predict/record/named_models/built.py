@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.record.named_models.options import StepOptions
-from lightning_predict.record.quantization import as_4bit, others_in_float32
+from lightning_predict.record.quantization import as_4bit, others_in_float32, parameter_counts
 
 PROJECTIONS: Final = (
     ("q_proj", "v_proj"),
@@ -93,6 +93,11 @@ def quantized(model: nn.Module, options: StepOptions) -> list[str]:
     dtype = getattr(torch, options.autocast or options.numbers().dtype)
     as_4bit(model, compute_dtype=dtype, double=bool(double), clones=True)
     words = f"layers in 4 bits ({kind}{', double quantization' if double else ''})"
+    # transformers 5 joins the experts' matrices in one parameter each, where there were linear layers before
+    experts = sum(one.numel() for name, one in model.named_parameters() if ".experts." in name and one.dim() > 2)
+    if experts:
+        share = experts / parameter_counts(model)[0]
+        words += f" without the experts, {share:.0%} of the weights: bitsandbytes quantizes linear layers only"
     if "float32-rest" in options.recipes:
         others_in_float32(model)
         return [f"{words}, all others in float32"]
@@ -122,8 +127,9 @@ def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | Non
         targets = [one.strip() for one in targets.split(",") if one.strip()]
     names = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_projection(layer)}
     config: Any = model.config
-    if targets is None and config.model_type not in peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
-        targets = next((list(pair) for pair in PROJECTIONS if names.issuperset(pair)), None)
+    if targets is None:  # named to PEFT, because 0.21 refuses mixtures whose own targets it is left to find
+        known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(config.model_type)
+        targets = known or next((list(pair) for pair in PROJECTIONS if names.issuperset(pair)), None)
     dtype = dtype_of_model(options) if "16-bit-adapters" in options.recipes else torch.float32
     try:
         with torch.device("meta"):
