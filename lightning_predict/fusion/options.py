@@ -117,6 +117,9 @@ _TRITON: Final = "tensor cores (Volta and later)"
 _AMPERE: Final = "Ampere and later"
 
 GRAPHS: Final = "cuda_graphs"
+EAGER_LOSS: Final = "eager_loss"
+FUSING: Final = "point-wise"
+"""Slot of options that fuse point-wise operations."""
 
 KERNELS: Final[Mapping[str, KernelOption]] = {
     "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa"),
@@ -138,24 +141,22 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     "chunked_loss": KernelOption(
         apply=with_chunked_loss, why_not=partial(_why_no_loss, has_loss=has_chunkable_loss), slot="loss"
     ),
-    "eager_loss": KernelOption(
+    EAGER_LOSS: KernelOption(
         apply=with_eager_loss, why_not=partial(_why_no_loss, has_loss=has_loss_over_words), slot="loss"
     ),
-    "liger": KernelOption(
-        apply=_with_liger, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton
-    ),
-    "compile": KernelOption(apply=fused, why_not=why_not_fused, slot="point-wise", needs=_TRITON, runs_on=_has_triton),
+    "liger": KernelOption(apply=_with_liger, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
+    "compile": KernelOption(apply=fused, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
     "compile-blocks": KernelOption(
         apply=partial(fused, by_blocks=True),
         why_not=why_not_fused,
-        slot="point-wise",
+        slot=FUSING,
         needs=_TRITON,
         runs_on=_has_triton,
     ),
     "transformer_engine": KernelOption(
         apply=partial(fused, by_library=True),
         why_not=why_not_fused,
-        slot="point-wise",
+        slot=FUSING,
         needs=_AMPERE,
         runs_on=_since_ampere,
     ),
@@ -185,6 +186,12 @@ def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:
         same = [other for other in ordered if KERNELS[other].slot == KERNELS[name].slot]
         if len(same) > 1:
             raise InvalidArgumentError(f"kernels: {' and '.join(same)} replace the same operations; give one.")
+    fusing = [name for name, option in KERNELS.items() if option.slot == FUSING]
+    if EAGER_LOSS in ordered and not set(ordered).intersection(fusing):
+        raise InvalidArgumentError(
+            f"kernels={EAGER_LOSS!r} keeps the loss out of fused kernels, and there are none; add one of "
+            f"{', '.join(fusing)}, or leave it out."
+        )
     return ordered
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from lightning_predict.advice.what_if import what_if
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.channels_last import image_layouts
-from lightning_predict.fusion.options import check_kernels, with_kernels
+from lightning_predict.fusion.options import KERNELS, check_kernels, with_kernels
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.signatures import FUSED
@@ -83,6 +85,10 @@ def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
         ("compiled", "kernels='compiled' is not known; expected eager or some of sdpa, flash_attention_2"),
         (5, "kernels=5 is no list of names; expected some of sdpa, flash_attention_2"),
         ("compile,transformer_engine", "compile and transformer_engine replace the same operations; give one"),
+        (
+            "eager_loss,sdpa",
+            "kernels='eager_loss' keeps the loss out of fused kernels, and there are none; add one of liger",
+        ),
         ("channels_last", "kernels='channels_last' does not apply: the step convolves no images. Leave it out"),
         ("flash_attention_2", "kernels='flash_attention_2' does not apply: the step holds no attention in 16 bits"),
         ("sdpa", "kernels='sdpa' does not apply: the step holds no attention that is written out. Leave it out"),
@@ -211,6 +217,47 @@ def test_liger_fuses_point_wise_operations_and_chunks_the_loss(words: lp.Trace, 
     assert both[0] == both[1]
     liger, library = (with_kernels(tokens, [word]) for word in ("liger", "transformer_engine"))
     assert kernels_of(liger) == kernels_of(library) > 0  # no sum of a residual stream
+
+
+class Captions(nn.Module):
+    """Patches of images, attention that is written out, a gated block and an output layer over words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.parts, self.words = nn.Conv2d(3, 64, 4, 4), nn.Linear(64, 192), nn.Linear(64, 5000)
+        self.layers = nn.ModuleList([nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU())])
+
+    def forward(self, images: Tensor) -> Tensor:
+        data = self.patches(images).flatten(2).transpose(1, 2)
+        query, key, value = (one.unflatten(2, (4, 16)).transpose(1, 2) for one in self.parts(data).chunk(3, 2))
+        mixed = torch.softmax(query @ key.transpose(2, 3), dim=3) @ value
+        data = data + mixed.transpose(1, 2).flatten(2)
+        result: Tensor = self.words(data + self.layers[0](data)).flatten(0, 1)
+        return result
+
+
+INCLUDED = {("sdpa", kernel) for kernel in ("flash_attention_2", "flash_attention_3", "cudnn_attention")}
+INCLUDED |= {("chunked_loss", "liger")}
+"""Pairs of which docs/howto/kernels.md says that the second includes the first."""
+
+
+def test_no_pair_of_kernels_leaves_one_without_effect_in_silence() -> None:
+    with torch.device("meta"):
+        model, images = Captions().bfloat16(), torch.empty(8, 3, 64, 64, dtype=torch.bfloat16)
+        targets = torch.zeros(2048, dtype=torch.int64)
+    trace = lp.capture(lambda: nn.functional.cross_entropy(model(images), targets).backward(), warmup_steps=0)
+
+    def told(*kernels: str) -> tuple[object, ...] | None:
+        with suppress(InvalidArgumentError):
+            names = check_kernels(kernels)
+            one = lp.predict(trace, ["H100"], history=False, kernels=names, release="2.6")["H100"]
+            return one.device_seconds, one.host_seconds, one.memory_bytes
+        return None  # refused with words, which another test asserts
+
+    alone = {name: told(name) for name in KERNELS}
+    assert [name for name, figures in alone.items() if figures in (None, told())] == ["eager_loss"]
+    silent = {pair for pair in combinations(KERNELS, 2) if (both := told(*pair)) and both in map(alone.get, pair)}
+    assert silent == INCLUDED
 
 
 def test_loss_whose_logits_are_read_elsewhere_is_not_chunked(words: lp.Trace, tokens: lp.Trace) -> None:
