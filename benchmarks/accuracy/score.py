@@ -32,6 +32,9 @@ BITS_PER_BYTE: Final = 8
 ALLOW: Final = ("numerics", "digits", "memory", "samples")
 """Side effects that advice may have when its gains are scored."""
 
+SIMULATED_WITHIN: Final = 1.3
+"""Factor within which a gain counts as inside that advice shows without an interval, for too few pairs."""
+
 Bounds = tuple[float, float, float]
 """Low end of the 90 % interval, middle, high end."""
 
@@ -157,9 +160,15 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
     first = cases[0]
     names = list(dict.fromkeys(case.gpu for case in cases))
     if first.change is not None:
-        change = lp.advise(trace, names, allow=ALLOW, history=False)[first.change]
+        change = lp.advise(trace, names, allow=ALLOW, strategy=first.strategy, history=False)[first.change]
         for case in cases:
-            gain = change.gains.get(lp.gpu(case.gpu).name)
+            name = lp.gpu(case.gpu).name
+            gain, simulated = change.gains.get(name), change.simulated_gains.get(name)
+            if gain is None and simulated is not None:
+                yield Scored(
+                    case=case, predicted=(simulated / SIMULATED_WITHIN, simulated, simulated * SIMULATED_WITHIN)
+                )
+                continue
             if gain is None:
                 raise lp.LightningPredictError(f"no gain is promised: {change.why_not}")
             yield Scored(case=case, predicted=(gain.low, gain.middle, gain.high))
