@@ -203,7 +203,8 @@ class StepPredictor:
             check = mean_check([kind.check for kind in self.kinds], self._shares)
             unmeasured = None if check is None else check.predicted_seconds
             step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
-        return step.accumulated(strategy.accumulate) if layout.count == 1 else step
+        is_as_recorded = layout.count == 1 and strategy.on_one_gpu is None
+        return step.accumulated(strategy.accumulate) if is_as_recorded else step
 
     def memory_need(
         self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None, finds_least: bool = True
@@ -271,7 +272,7 @@ class StepPredictor:
         tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
         if tables is not None:
             return tables.steps(kind, steps, [layout])[0]
-        if layout.count == 1:
+        if layout.count == 1 and strategy.on_one_gpu is None:
             return steps[row]
         return self.shared(kind).on_layout(layout, steps[row], row, strategy, self.setting.interconnect)
 
@@ -412,7 +413,8 @@ def memory_need_of(
     for kind, single in memory:
         one, least = single, None
         needed: float | None
-        if layout.count == 1:
+        own = sharing if layout.count > 1 else sharing.on_one_gpu
+        if own is None:
             needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
         elif tables is not None:
             needed, least = tables.needed_bytes(kind, layout)
@@ -420,7 +422,7 @@ def memory_need_of(
         else:
             known = {} if ranks is None else ranks
             one, needed, allocated, least = _on_layout(
-                kind, one, layout, sharing, correction, known, finds_least=finds_least
+                kind, one, layout, own, correction, known, finds_least=finds_least
             )
         if needed is not None:
             found.append((needed, allocated, least, one, kind))

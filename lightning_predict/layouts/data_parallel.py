@@ -15,7 +15,7 @@ import numpy as np
 from lightning_predict.base.units import mebibytes_to_bytes
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.roofline import LINK_SHARE
+from lightning_predict.kernels.roofline import DELIVERED_SHARE, LINK_SHARE
 from lightning_predict.layouts.gradients import (
     ROOT,
     UnitSegment,
@@ -71,6 +71,11 @@ def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_p
 
 
 # --- Communication between replicas
+
+
+def _copy_seconds(moved_bytes: float, gpu: Gpu) -> float:
+    """Return the time of a copy that reads and writes `moved_bytes` in total."""
+    return moved_bytes / (DELIVERED_SHARE * gpu.dram_bytes_per_second)
 
 
 def overlap_with_collectives(
@@ -144,6 +149,11 @@ def _bucketed(
     early = gathers if strategy.overlap_param_gather else []
     transfers = [Transfer(each, after=0) for each in early]
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
+    if strategy.data == "ddp" and strategy.model_parallel == 1 < links_of[False].layout.count:
+        # Each gradient is copied into its bucket, and back from the sum (`gradient_as_bucket_view=False`).
+        copies = [_copy_seconds(2 * bucket.size_bytes, links_of[False].layout.gpu) for bucket in exchanged]
+        before = [*(work + copy for work, copy in zip(before, copies, strict=False)), *before[len(copies) :]]
+        last = last + sum(copies)
     segments = [*map(WorkSegment, before), WorkSegment(last, waits_for=len(transfers) - 1 if transfers else None)]
     transfers += [] if early else [Transfer(each, after=len(segments)) for each in gathers]
     return overlap_transfers(segments, transfers)
@@ -209,8 +219,9 @@ def _sharded(
     backward pass of every micro-batch. Then FSDP reduce-scatters the unit's gradients. `hybrid` shards inside each
     machine, or in groups of `shard` GPUs, and all-reduces the shards across groups. torch's pipelines keep gathered
     parameters, and scatter all gradients of a stage after its last backward pass
-    (`torch.distributed.pipelining.stage`). Gradients of frozen parameters do not exist. Experts that are dealt out are
-    sharded among the GPUs that hold the same ones.
+    (`torch.distributed.pipelining.stage`). Gathered parameters are copied out of one buffer, and gradients into one,
+    between the operations (`split_with_sizes_copy`, `_chunk_cat` in torch's `_fsdp_collectives.py`). Gradients of
+    frozen parameters do not exist. Experts that are dealt out are sharded among the GPUs that hold the same ones.
     """
     units = unit_bytes(trace.parameters)
     stops = list(unit_segments(work, units))
@@ -220,6 +231,9 @@ def _sharded(
     reduced = _share_in(strategy.reduce_dtype or strategy.param_dtype, trained)
     sizes = unit_bytes(trained)
     reduced_bytes = [sizes.get(unit, 0.0) * reduced for unit in units]
+    kept = _share_in(strategy.param_dtype, trained)
+    copied_out = {unit: _copy_seconds(2 * gathered * size, links.layout.gpu) for unit, size in units.items()}
+    copied_in = {unit: _copy_seconds((kept + reduced) * size, links.layout.gpu) for unit, size in sizes.items()}
     links_of = {False: group, True: experts or group}
     gathers = _of_units(units, "all_gather", trace.parameters, gathered, links_of)
     scatters = _of_units(units, "reduce_scatter", trained, reduced, links_of)
@@ -250,7 +264,9 @@ def _sharded(
     for position, visit in enumerate(stops):
         gather(position, 0 if position == 0 else len(segments))
         gather(position + 1, len(segments))  # prefetch: the host runs ahead, but at most two units are gathered
-        segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
+        copies = copied_out.get(visit.unit, 0.0) if position in ready else 0.0
+        copies += copied_in.get(visit.unit, 0.0) if position in last else 0.0
+        segments.append(WorkSegment(durations[position] + copies, waits_for=ready.get(position)))
         if position in last:
             seconds = scatters.get(visit.unit, np.zeros(3))
             if is_piped:

@@ -105,7 +105,10 @@ class MultiGpuStep:
             interconnect: Known properties of the links.
         """
         if layout.count == 1:
-            return step.accumulated(strategy.accumulate)
+            own = strategy.on_one_gpu
+            if own is None:
+                return step.accumulated(strategy.accumulate)
+            return self._divided(layout, step, row, own, interconnect, host=self._host)
         check_communication(layout)
         named, layout = layout, in_domains(layout)
         step = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
@@ -183,10 +186,12 @@ class MultiGpuStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect,
+        *,
+        host: HostModel | None = None,
     ) -> StepPrediction:
-        """Return the step under a strategy that divides the work of a step."""
+        """Return the step under a strategy that divides the work of a step, with another host than the strategy's."""
         whole = Links(layout, interconnect)
-        host = self.host(strategy)
+        host = host or self.host(strategy)
         device_factors = ends_on_each_gpu(step) / self.simulated.seconds[row]
         paces = [
             stage_times(stage, whole, strategy, row, stage_factors(stage, row, device_factors, host))

@@ -443,10 +443,14 @@ TENSOR_HIDDEN: Final = 0.45
 """Share of tensor-parallel communication that overlaps, relative to perfect overlap with matmuls."""
 
 
-RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])
-"""Additional time of ring attention, relative to attention on one GPU, as (low, middle, high). The implementation is
-unknown: Transformer Engine's ring has no additional time. torch's ring takes 1.5 times as long in torchtitan's runs
-of 131,072 and 262,144 tokens on four and eight H100 (training data: these rows of torchtitan.csv)."""
+def ring_overhead(context: int) -> Ends:
+    """Return the additional time of ring attention, relative to even shares of attention, as (low, middle, high).
+
+    The implementation is unknown. Transformer Engine deals out causal attention evenly. Without that, the last of n
+    GPUs computes n - 1 whole blocks and half a block, where an even share is n / 2 blocks. torch's ring is even, too,
+    but attention took 1.7 to 2 times an even share on four and eight H100 in torchtitan's runs, for unknown reasons.
+    """
+    return np.array([0.0, 0.0, 1 - 1 / context])
 
 
 def sharing_collectives(strategy: Strategy) -> dict[str, float]:
@@ -475,7 +479,7 @@ def stage_times(stage: Stage, links: Links, strategy: Strategy, row: int, factor
     # The device waits for the host or for the collectives, whichever takes longer.
     exposed = np.maximum(unhidden - (passes - active), 0.0)
     if stage.ring_bytes:
-        exposed = exposed + RING_OVERHEAD * stage.attention_seconds[row]
+        exposed = exposed + ring_overhead(strategy.context) * stage.attention_seconds[row]
     return StageTimes(stage, row, passes + exposed, communication, exposed)
 
 

@@ -188,6 +188,13 @@ def slowest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+COLLECTIVE_BLOCKS: Final = 24
+"""Blocks of NCCL's kernels, each of which takes one multiprocessor from computation.
+
+In a profile of eight H100 (NCCL 2.28), each large all-gather and reduce-scatter had 24. Products that ran at the same
+time and fill the GPU once took 1.6 times as long; larger ones lose the multiprocessors' share."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCosts:
@@ -196,10 +203,6 @@ class OverlapCosts:
     All constants are fitted to published throughputs (`python -m benchmarks.accuracy large-steps` scores them):
 
     - `slowdown`: throughputs of one to eight GPUs, on a coarse grid.
-    - `contention`: torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. The throughputs above and MPT's FSDP on up to 128
-      A100 hardly constrain this value.
-    - `hopper_contention`: torchtitan's FSDP on 64 H200, and NeMo's FSDP and distributed optimizer on 8 and 64 H100,
-      each select 0.2. On Hopper, a collective uses a tenth of the SMs.
     - `straggler_spread`: steps of 0.1 to 0.5 s fit 0.05 to 0.06; longer steps of MPT and Megatron fit 0.025
       (mpt_fsdp.csv, megatron_single_node.csv). The chosen value is between these values.
     - `framework_host`: rows of Megatron-DeepSpeed with small micro-batches (half of the shapes of
@@ -208,21 +211,17 @@ class OverlapCosts:
 
     Attributes:
         slowdown: Time of a collective during a training step, relative to the isolated collective.
-        contention: Seconds by which a second of concurrent transfer slows down computation.
-        hopper_contention: Contention on Hopper and later generations.
         straggler_spread: Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the
             slowest GPU, so n GPUs take as long as the maximum of n draws.
         straggler_seconds: Correlation time of a GPU's speed. Over longer steps, the mean speeds of GPUs differ less.
         framework_host: Host time per operation if a framework splits the model or the batch, relative to an ordinary
             step.
         pcie_slowdown: Slowdown of collectives between cards without NVLink, whose links are too slow for many kernels.
-        pcie_contention: Contention between cards without NVLink. Transfers use few percent of a card's memory
-            bandwidth.
+        pcie_contention: Seconds by which a second of concurrent transfer slows down computation on cards without
+            NVLink. Transfers use few percent of a card's memory bandwidth.
     """
 
     slowdown: float = 1.5
-    contention: float = 0.5
-    hopper_contention: float = 0.2
     straggler_spread: float = 0.04
     straggler_seconds: float = 0.2
     framework_host: float = 1.55
@@ -234,10 +233,10 @@ class OverlapCosts:
         return self.pcie_slowdown if layout.gpu.nvlink_bytes_per_second is None else self.slowdown
 
     def contention_on(self, layout: Layout) -> float:
-        """Return the contention between transfers and computation on a layout."""
+        """Return the seconds by which a second of concurrent transfer slows down computation on a layout."""
         if layout.gpu.nvlink_bytes_per_second is None:
             return self.pcie_contention
-        return self.hopper_contention if layout.gpu.generation.has_in_network_reduction else self.contention
+        return COLLECTIVE_BLOCKS / layout.gpu.streaming_multiprocessors
 
     def speed_deviation(self, seconds: Array) -> Array:
         """Return the relative standard deviation of a GPU's mean speed over a step.

@@ -324,6 +324,12 @@ class Strategy:
         )
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
+    @property
+    def on_one_gpu(self) -> Strategy | None:
+        """What the strategy changes on a single GPU: recomputation and float8; None if nothing."""
+        own = Strategy(recompute=self.recompute, fp8=self.fp8, accumulate=self.accumulate)
+        return None if own.recompute == "none" and own.fp8 is None else own
+
     def on(self, layout: Layout, *, batches: int = 1, samples: int | None = None) -> Strategy:
         """Return the strategy for a layout, with `accumulate` derived from `global_batches`.
 

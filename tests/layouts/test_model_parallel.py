@@ -162,8 +162,9 @@ def test_context_parallelism_divides_tokens_and_adds_rings(monkeypatch: pytest.M
     gradients = 2 * WEIGHT_BYTES / rate
     assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + OVERLAP_COSTS.slowdown * gradients, rel=0.02)
     assert slower.seconds - found.seconds < 2 * gradients * OVERLAP_COSTS.slowdown
-    # The implementation of the ring is unknown: the high end has half of the attention's 2 x (1 + 2) / 2 s again.
-    monkeypatch.setattr(model_parallel, "RING_OVERHEAD", np.zeros(3))
+    # The implementation of the ring is unknown. At the high end, attention is dealt out unevenly: the last of two GPUs
+    # has 1.5 blocks instead of one, half of the attention's 2 x (1 + 2) / 2 s again.
+    monkeypatch.setattr(model_parallel, "ring_overhead", lambda _context: np.zeros(3))
     exact = step_on(2, "context=2", 2)
     assert exact.seconds == found.seconds
     assert found.high_seconds - exact.high_seconds == pytest.approx(1.5, rel=0.02)
@@ -309,7 +310,7 @@ def test_zero_gathers_parameters_during_next_forward_pass() -> None:
         step_on(2, words, 2, links=bus(WEIGHT_BYTES)) for words in ("zero1", "zero1,overlap_param_gather")
     )
     assert overlapping.communication_seconds == pytest.approx(after.communication_seconds)
-    saved = (1 - OVERLAP_COSTS.contention) * OVERLAP_COSTS.slowdown * 1.0
+    saved = (1 - OVERLAP_COSTS.contention_on(Layout(A100, 2))) * OVERLAP_COSTS.slowdown * 1.0
     assert after.seconds - overlapping.seconds == pytest.approx(saved, abs=0.02)
 
 

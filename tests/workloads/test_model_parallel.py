@@ -93,6 +93,18 @@ def test_table_of_one_gpu_and_layouts(llama_trace: Trace) -> None:
     assert not any("split over" in note for note in single.notes)
 
 
+def test_a_single_gpu_computes_blocks_again_and_multiplies_in_float8_as_several_do(llama_trace: Trace) -> None:
+    plain, again, float8 = (
+        lp.predict(llama_trace, ["H100-SXM-80GB"], strategy=words, history=False)["H100-SXM-80GB"]
+        for words in ("ddp", "ddp,recompute=full", "ddp,fp8=tensorwise")
+    )
+    # The forward pass, of which blocks are the most, runs twice; two of the four parts of a step are then forward.
+    assert 1.15 < again.iteration_seconds / plain.iteration_seconds < 4 / 3
+    assert again.memory_bytes < 0.9 * plain.memory_bytes
+    assert float8.iteration_seconds < plain.iteration_seconds
+    assert "The backward pass computes every block again." in again.notes
+
+
 def test_validation_is_divided_like_training(llama_trace: Trace) -> None:
     validation = recorded(llama, trains=False)
     workload = Workload(training_iterations=100, validation_iterations=10)

@@ -12,9 +12,10 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from benchmarks.accuracy.case import Case, Quantity, Step, machines, strategy_text
 from benchmarks.accuracy.readers.files import rows
@@ -29,11 +30,20 @@ POWER_LIMITED: Final = "H100-SXM-96GB"
 """What torchtitan's rows ran on whose note says 500 W: Meta's H100."""
 
 
-def llama_step(model: str, length: int, batch: int, *, is_all_bfloat16: bool = False) -> Step:
-    """Return a micro-batch of a model of `LLAMA`."""
+def llama_step(
+    model: str,
+    length: int,
+    batch: int,
+    *,
+    is_all_bfloat16: bool = False,
+    written: Literal["torchtitan", "fms"] | None = None,
+) -> Step:
+    """Return a micro-batch of a model of `LLAMA`, as one kernel for each norm or as a project wrote it."""
+    config = replace(LLAMA[model], written=written)
+    words = (model, str(length), str(batch), "bfloat16" if is_all_bfloat16 else "", written or "")
     return Step(
-        name=f"{model}-{length}-{batch}{'-bfloat16' if is_all_bfloat16 else ''}",
-        record=partial(llama_trace, LLAMA[model], length=length, batch=batch, is_all_bfloat16=is_all_bfloat16),
+        name="-".join(word for word in words if word),
+        record=partial(llama_trace, config, length=length, batch=batch, is_all_bfloat16=is_all_bfloat16),
     )
 
 
@@ -97,13 +107,14 @@ def torchtitan_cases(data: Path) -> Iterator[Case]:
         memory = float(row["memory_gib"] or 0) if row["activation_checkpointing"] else 0.0
         recipe = "bfloat16" if row["float8"] == "none" else row["float8"]
         compiled = row["compile"] == "1"
-        titan_kernels = TITAN_KERNELS_2024 if "202412" in row["source"] else TITAN_KERNELS
+        is_of_2024 = "202412" in row["source"]
+        titan_kernels = TITAN_KERNELS_2024 if is_of_2024 else TITAN_KERNELS
         yield from with_memory(
             {"reserved": memory * GIBIBYTE},
             source=f"{gpu}, {recipe}, {'compiled' if compiled else 'eager'}",
             model=model,
             gpu=machines(gpu, count),
-            step=llama_step(model, int(row["sequence"]), micro),
+            step=llama_step(model, int(row["sequence"]), micro, written="torchtitan" if is_of_2024 else None),
             measured=float(row["step_seconds"]),
             release=next((own for part, own in TITAN_RELEASES.items() if part in row["source"]), None),
             network_gbps=RDMA_GBPS if "400 Gb/s" in row["gpu_note"] else None,

@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class LlamaConfig:
         experts: Experts of a layer; 0 without experts.
         active: Experts that a token visits.
         rank: Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters.
+        written: Whose model code runs: that of torchtitan until 2025 or of IBM's fms until 2024, whose norms are
+            written out in float32, which rotate in float32 and which repeat keys and values; None has one kernel each.
     """
 
     layers: int
@@ -61,6 +63,13 @@ class LlamaConfig:
     experts: int = 0
     active: int = 0
     rank: int = 0
+    written: Literal["torchtitan", "fms"] | None = None
+
+    def norm(self, width: int) -> nn.Module:
+        """Make a norm of a width."""
+        if not self.is_gated:
+            return nn.LayerNorm(width)
+        return WrittenNorm(width) if self.written else nn.RMSNorm(width)
 
 
 def _llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> LlamaConfig:
@@ -125,6 +134,20 @@ def _linear(config: LlamaConfig, inputs: int, outputs: int) -> nn.Module:
     return AdaptedLinear(inputs, outputs, config.rank) if config.rank else nn.Linear(inputs, outputs, bias=False)
 
 
+class WrittenNorm(nn.Module):
+    """An RMS norm of point-wise operations in float32, with a weight in the dtype of the data."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, data: Tensor) -> Tensor:
+        """(.., width) in and out."""
+        wide = data.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return (wide * scale).type_as(data) * self.weight
+
+
 class RotaryAttention(nn.Module):
     """Fused causal attention behind one product for queries, keys and values."""
 
@@ -146,9 +169,16 @@ class RotaryAttention(nn.Module):
         )
         if self.config.norms_heads:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key = (_rotated(part, cosine, sine).transpose(1, 2) for part in (query, key))
+        rotated = _ROTATED[self.config.written]
+        query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
+        if self.config.written:
+            key, value = (
+                part.unsqueeze(3).expand(-1, -1, -1, self.config.heads // self.config.kv_heads, -1).flatten(2, 3)
+                for part in (key, value)
+            )
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         joined = nn.functional.scaled_dot_product_attention(
-            query, key, value.transpose(1, 2), is_causal=True, enable_gqa=self.config.kv_heads < self.config.heads
+            query, key, value, is_causal=True, enable_gqa=key.shape[1] < query.shape[1]
         )
         result: Tensor = self.output(joined.transpose(1, 2).reshape(batch, length, -1))
         return result
@@ -157,6 +187,23 @@ class RotaryAttention(nn.Module):
 def _rotated(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = data.chunk(2, dim=-1)
     return data * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def _rotated_as_complex(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Multiply pairs by complex numbers."""
+    turns = torch.complex(cosine[..., ::2].float(), sine[..., ::2].float())
+    pairs = torch.view_as_complex(data.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(3).type_as(data)
+
+
+def _rotated_by_matrices(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Multiply pairs by matrices of two rows, of which each product is written before the sum."""
+    matrices = torch.stack((cosine, sine), dim=-1).float().unflatten(3, (-1, 2))
+    pairs = data.float().unflatten(-1, (-1, 2))
+    return (matrices * pairs.unsqueeze(-2)).sum(5).flatten(3).type_as(data)
+
+
+_ROTATED: Final = {None: _rotated, "torchtitan": _rotated_as_complex, "fms": _rotated_by_matrices}
 
 
 class Perceptron(nn.Module):
@@ -217,8 +264,7 @@ class LlamaBlock(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        norm = nn.RMSNorm if config.is_gated else nn.LayerNorm
-        self.first_norm, self.second_norm = norm(config.hidden), norm(config.hidden)
+        self.first_norm, self.second_norm = config.norm(config.hidden), config.norm(config.hidden)
         self.attention = RotaryAttention(config)
         self.perceptron = Mixture(config) if config.experts else Perceptron(config)
 
@@ -237,7 +283,7 @@ class Llama(nn.Module):
         self.recompute = recompute
         self.tokens = nn.Embedding(config.vocabulary, config.hidden)
         self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
-        self.norm = (nn.RMSNorm if config.is_gated else nn.LayerNorm)(config.hidden)
+        self.norm = config.norm(config.hidden)
         self.output = nn.Linear(config.hidden, config.vocabulary, bias=False)
         if config.is_tied:
             self.output.weight = self.tokens.weight
