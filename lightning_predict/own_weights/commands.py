@@ -209,14 +209,15 @@ def first_hour(
         minutes: Minutes after which no part starts.
         preset: Parts to run: facts tests recording and the launch queue; measurements times operations and whole steps.
     """
-    from lightning_predict.own_weights.first_hour import report_on_gpu
+    from lightning_predict.own_weights.first_hour import report_on_gpu, words_on_own_rates
 
     report = report_on_gpu(output, minutes=minutes, preset=preset, progress=lambda name: print(name, file=sys.stderr))
     rows = [
         [name, str(part["state"]), str(part.get("reason", f"{part.get('seconds', 0.0):.1f} s"))]
         for name, part in report["parts"].items()
     ]
-    text = f"{aligned(['part', 'state', ''], rows)}\nAttach {output} to a report."
+    lines = [aligned(["part", "state", ""], rows), words_on_own_rates(report), f"Attach {output} to a report."]
+    text = "\n".join(line for line in lines if line)
     return CommandAnswer(data=lambda: report, show=lambda: print(text))
 
 

@@ -2,12 +2,15 @@
 
 The parts run one after another, each with a time limit. If a part fails, or needs CUDA on a machine without CUDA, the
 file contains the reason, and the other parts run. The file is written after every part, so an interrupted run keeps its
-results. Nothing is downloaded.
+results. Nothing is downloaded. The recording of each whole step is part of the file, so that later predictions can be
+compared with it.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import os
 import platform
 import statistics
 import tempfile
@@ -16,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypedDict, final, get_args
@@ -32,8 +36,9 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.observe.device_pace import LAUNCH_QUEUE
+from lightning_predict.observe.watched_loop import watch
 from lightning_predict.own_weights.measuring.clock import SHAPE_SECONDS, own_stream, time_call
-from lightning_predict.own_weights.measuring.main_rates import comparison, measure_main_rates
+from lightning_predict.own_weights.measuring.main_rates import MainRates, comparison, measure_main_rates
 from lightning_predict.own_weights.measuring.run import measure, name_of
 from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, measured_shares
 from lightning_predict.own_weights.training.factors import log_residuals
@@ -43,7 +48,7 @@ from lightning_predict.record.attribution import CUDA_GRAPH, UNATTRIBUTED
 from lightning_predict.record.profiler import detached_afterwards
 from lightning_predict.record.recording import capture
 from lightning_predict.record.session import CaptureSession
-from lightning_predict.record.trace import Trace
+from lightning_predict.record.trace import Trace, anonymised
 from lightning_predict.run.shared_report import write_report
 
 Preset = Literal["facts", "measurements", "all"]
@@ -166,6 +171,55 @@ def _cuda() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+CALLS: Final = 10_000
+"""Number of calls whose mean is the host's time of a call."""
+
+
+def _host(_left: float) -> Facts:
+    """Time calls of torch that need no GPU: an allocation, an addition, a node of autograd and a small layer."""
+    one, rows, layer = torch.ones(1), torch.ones(1, 8), nn.Linear(8, 8)
+    node = torch.ones(1, requires_grad=True)
+    calls: dict[str, Callable[[], object]] = {
+        "empty": lambda: torch.empty(1),
+        "add": lambda: one.add_(1),
+        "autograd": lambda: (node + 1).backward(),
+        "linear": lambda: layer(rows),
+    }
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "call_seconds": {name: _loop_seconds(call, CALLS) for name, call in calls.items()},
+    }
+
+
+WATCHED_STEPS: Final = 10
+"""Steps before the comparison: `watch` times, records and predicts during the first of them."""
+
+WATCHED_SECONDS: Final = 10.0
+"""Duration of the comparison, half of it with `watch`."""
+
+
+def _watching(left: float) -> Facts:
+    """Time a host-bound loop with and without `watch`, in turn, after the recording."""
+    device = _cuda() if torch.cuda.is_available() else torch.device("cpu")
+    _, step = _small_step(device)
+    seconds: dict[str, list[float]] = {"watched": [], "plain": []}
+    with watch(device=device, gpus=["T4"], print_table=False) as run:
+
+        def watched() -> None:
+            step()
+            run.step()
+
+        for _ in range(WATCHED_STEPS):
+            watched()
+        count = max(min(int(min(WATCHED_SECONDS, left) / 18 / _loop_seconds(step, 1)), STEPS), 1)
+        for _ in range(3):
+            seconds["watched"].append(_loop_seconds(watched, count))
+            seconds["plain"].append(_loop_seconds(step, count))
+    ratio = statistics.median(seconds["watched"]) / statistics.median(seconds["plain"])
+    return {f"{name}_seconds": each for name, each in seconds.items()} | {"watched_over_plain": ratio}
+
+
 def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Callable[[], None]]:
     """Return a network of small layers and its training step, which the host limits."""
     torch.manual_seed(seed)
@@ -275,13 +329,13 @@ def _same_after_recording(device: torch.device) -> bool:
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
     """Return the seconds per step in a loop: the median of three loops."""
-    each = []
+    each, waits = [], torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(3):
-        torch.cuda.synchronize()
+        waits()
         began = time.perf_counter()
         for _ in range(count):
             step()
-        torch.cuda.synchronize()
+        waits()
         each.append((time.perf_counter() - began) / count)
     return statistics.median(each)
 
@@ -322,8 +376,13 @@ def first_wait(ticks: Sequence[float], longest: float) -> int | None:
 # --- Measurements for fitting weights
 
 
+@cache
+def _main_rates() -> MainRates:
+    return measure_main_rates(seconds=SHAPE_SECONDS)
+
+
 def _rates(_left: float) -> Facts:
-    found = measure_main_rates(seconds=SHAPE_SECONDS)
+    found = _main_rates()
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 
@@ -344,13 +403,6 @@ def _operators(left: float, *, reserved: float = STEP_SECONDS) -> Facts:
             "eager": list(done.eager),
             "tables": {path.name.split(".")[0]: _table(path) for path in done.files},
         }
-
-
-def _trial(left: float) -> Facts:
-    """Measure operations for 20 s, to see how many there are a second, and which cannot be measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = measure(folder, minutes=min(20.0, left) / minutes_to_seconds(1.0))
-    return {"rows": done.rows, "skipped": list(done.skipped), "eager": list(done.eager)}
 
 
 def residuals(folder: Path, gpu: Gpu) -> dict[str, dict[str, float]]:
@@ -405,6 +457,8 @@ def _step(model: str, kind: str, name: str) -> Facts:
     trace = capture(step, warmup_steps=12)
     measured = _loop_seconds(step, 20)
     predicted = predict(trace.untimed(), [name], history=False)[name]
+    rates = _main_rates().flops_per_second
+    own = predict(trace.untimed(), [name], history=False, measured=rates)[name].iteration_seconds
     return {
         "loop_seconds": measured,
         "running_step_seconds": trace.running_step_seconds,
@@ -412,9 +466,31 @@ def _step(model: str, kind: str, name: str) -> Facts:
         "predicted_seconds": predicted.iteration_seconds,
         "error": predicted.iteration_seconds / measured - 1,
         "is_inside": predicted.iteration_seconds_low <= measured <= predicted.iteration_seconds_high,
+        "own_rates_seconds": own,
+        "own_rates_help": abs(own - measured) < abs(predicted.iteration_seconds - measured),
         "kernels": len(trace.kernels),
         "notes": list(trace.notes),
+        "recording": recording_text(trace),
     }
+
+
+def recording_text(trace: Trace) -> str:
+    """Return a recording without the user's names as text: the bytes of its `.json.gz` file in base 64."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json.gz"
+        anonymised(trace, keep_modules=True).save(path)
+        return base64.b64encode(path.read_bytes()).decode()
+
+
+def words_on_own_rates(report: Report) -> str | None:
+    """Return a sentence that says for how many whole steps the machine's own rates help; None without steps."""
+    facts = report["parts"].get("steps", {}).get("facts", {})
+    steps = [one for one in facts.values() if isinstance(one, dict)] if isinstance(facts, dict) else []
+    if not steps:
+        return None
+    helped = sum(bool(one["own_rates_help"]) for one in steps)
+    advice = "use `measured=`" if 2 * helped > len(steps) else "leave `measured=` out"
+    return f"The rates of this machine bring {helped} of {len(steps)} whole steps nearer to their time: {advice}."
 
 
 def in_cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
@@ -431,10 +507,11 @@ def in_cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
 
 PARTS: Final = (
     _Part(MACHINE, "facts", needs_cuda=False, find=_machine),
+    _Part("host", "facts", needs_cuda=False, find=_host),
+    _Part("watching", "facts", needs_cuda=False, find=_watching),
     _Part("recordings", "facts", needs_cuda=True, find=_recordings),
     _Part("plain profiles", "facts", needs_cuda=True, find=_plain_profiles),
     _Part("launch queue", "facts", needs_cuda=True, find=_launch_queue),
-    _Part("trial", "facts", needs_cuda=True, find=_trial),
     _Part("rates", "measurements", needs_cuda=True, find=_rates),
     _Part("operators", "measurements", needs_cuda=True, find=_operators),
     _Part("steps", "measurements", needs_cuda=True, find=_steps),

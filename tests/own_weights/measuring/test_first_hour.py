@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -37,17 +38,26 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what h
 
 
 @without_cuda
-def test_report_without_cuda_names_skipped_parts(tmp_path: Path) -> None:
+def test_report_without_cuda_times_the_host_and_names_skipped_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCHED_SECONDS", 0.1)
+    monkeypatch.setattr(module, "CALLS", 200)
     seen: list[str] = []
     report = report_on_gpu(tmp_path / "new" / "report.json", progress=seen.append)
     assert seen == [part.name for part in PARTS]
     written = json.loads((tmp_path / "new" / "report.json").read_text())
     assert {**written, **report} == written
     assert findings(tmp_path / "new" / "report.json") == ()
-    machine: Any = report["parts"].pop(MACHINE)
-    assert machine["state"] == "done"
-    assert machine["facts"]["torch"] == torch.__version__
-    names = {"recordings", "plain profiles", "launch queue", "trial", "rates", "operators", "steps"}
+    machine, host, watching = (report["parts"].pop(name) for name in (MACHINE, "host", "watching"))
+    assert (machine["state"], host["state"], watching["state"]) == ("done",) * 3
+    facts: Any = {name: part["facts"] for name, part in (("machine", machine), ("host", host), ("watching", watching))}
+    assert facts["machine"]["torch"] == torch.__version__
+    # Without a GPU, the host's own calls are timed: a layer and a pass of autograd take longer than an allocation.
+    calls = facts["host"]["call_seconds"]
+    assert 0 < calls["empty"] < min(calls["linear"], calls["autograd"])
+    assert len(facts["watching"]["watched_seconds"]) == len(facts["watching"]["plain_seconds"]) == 3
+    names = {"recordings", "plain profiles", "launch queue", "rates", "operators", "steps"}
     assert set(report["parts"]) == names
     assert all(part == {"state": "skipped", "reason": NO_CUDA} for part in report["parts"].values())
 
@@ -56,11 +66,15 @@ def test_report_without_cuda_names_skipped_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "names"),
     [
-        ("facts", [MACHINE, "recordings", "plain profiles", "launch queue", "trial"]),
+        ("facts", [MACHINE, "host", "watching", "recordings", "plain profiles", "launch queue"]),
         ("measurements", [MACHINE, "rates", "operators", "steps"]),
     ],
 )
-def test_a_preset_has_its_own_parts(preset: Any, names: list[str], tmp_path: Path) -> None:
+def test_a_preset_has_its_own_parts(
+    preset: Any, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCHED_SECONDS", 0.1)
+    monkeypatch.setattr(module, "CALLS", 200)
     assert list(report_on_gpu(tmp_path / "report.json", preset=preset)["parts"]) == names
 
 
@@ -175,8 +189,6 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
     assert len(facts["tables"]["own_add"]["rows"]) == facts["rows"]
     assert facts["tables"]["own_add"]["columns"][:3] == ["gpu", "op", "dtype"]
     assert facts["shares"] == {"gpt2": 0.5}
-    assert module._trial(60.0)["rows"] == facts["rows"]
-    assert asked[1] == pytest.approx(20 / 60)
 
 
 def test_residuals_compare_each_operation_with_its_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +212,7 @@ def tiny_steps(as_cuda: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         module, "TYPICAL_STEPS", dict.fromkeys(TYPICAL_STEPS, lambda device, capturable: module._small_step(device)[1])
     )
     as_cuda.setattr(module, "in_cuda_graph", lambda step: step)
+    as_cuda.setattr(module, "_main_rates", lambda: SimpleNamespace(flops_per_second={"float16": 30e12}))
     as_cuda.setattr(torch, "compile", lambda step: step)
     as_cuda.setattr(torch.cuda, "empty_cache", lambda: None)
     return as_cuda
@@ -211,6 +224,24 @@ def test_five_whole_steps_are_compared_with_their_loops(tiny_steps: pytest.Monke
     assert list(facts) == kinds
     for one in facts.values():
         assert one["error"] == pytest.approx(one["predicted_seconds"] / one["loop_seconds"] - 1)
+        # A layer of 64 has no large product, so that the machine's rate changes nothing and does not help.
+        assert one["own_rates_seconds"] == pytest.approx(one["predicted_seconds"])
+        assert one["own_rates_help"] is False
+    report: Any = {"parts": {"steps": {"facts": facts}}}
+    assert module.words_on_own_rates(report) == (
+        "The rates of this machine bring 0 of 5 whole steps nearer to their time: leave `measured=` out."
+    )
+    assert module.words_on_own_rates({"minutes": 1.0, "preset": "facts", "parts": {}}) is None
+
+
+def test_the_recording_of_a_whole_step_comes_back_from_the_report(
+    tiny_steps: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    facts: Any = module._steps(60.0)
+    path = tmp_path / "step.json.gz"
+    path.write_bytes(base64.b64decode(facts["resnet50 eager"]["recording"]))
+    names = [operation.name for operation in lp.Trace.load(str(path)).operations]
+    assert names.count("aten::addmm") == 24
 
 
 def test_a_whole_step_that_fails_or_has_no_time_has_the_reason(tiny_steps: pytest.MonkeyPatch) -> None:
