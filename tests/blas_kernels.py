@@ -6,8 +6,6 @@ instead, before NumPy is imported. Example::
     assert moved(predicted("HASWELL"), predicted("ZEN")) == []
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """GPUs of round numbers, so that a test can derive its times by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lightning_predict.testing import SMALL_GPU

@@ -10,8 +10,6 @@ relation or derive the value where you can. `tests/house/test_kept_numbers.py` l
 After a wanted change of predictions, look at what moved, then run `make renew`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

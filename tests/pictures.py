@@ -5,8 +5,6 @@ drawn by rich. What each shows is known as text without a browser: `docs/picture
 each picture was made of, and `tests/house/test_pictures.py` compares.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

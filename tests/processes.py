@@ -7,8 +7,6 @@ imported by the process itself, is run by `subprocess` instead. Example::
     assert ran.stdout == "tensor([0.])\n"
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Where real recordings lie, for tests that read them; they are not part of the repository."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Error message for a wrong value in a file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

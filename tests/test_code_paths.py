@@ -1,7 +1,5 @@
 """From the way that a step runs to its prediction: checkpointing, accumulation, two optimizers, 16 bits, layouts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """`constants.toml`: evidence for each empirical constant, and the one file of uncertainty."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The Python blocks of the how-tos and the tutorial: all compile, and all but those named here run as printed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What commit 910625a wrote is still readable, with the same meaning; see `tests/earlier/README.md`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

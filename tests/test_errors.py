@@ -1,7 +1,5 @@
 """Rules for all errors."""
 
-from __future__ import annotations
-
 from lightning_predict.base.errors import LightningPredictError, UnknownGpuError
 
 

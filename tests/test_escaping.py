@@ -1,7 +1,5 @@
 """Text of other people, in every format that leaves the package: newlines, quotes, escape sequences, tags, formulas."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import replace

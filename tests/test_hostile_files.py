@@ -1,7 +1,5 @@
 """No file brings anything but our own errors: mutated bytes of every kind of file that is read."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -1,7 +1,5 @@
 """A value and its ends move together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Notes are sentences, some of them details, and stay both in place of any string."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

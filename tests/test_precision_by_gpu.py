@@ -1,7 +1,5 @@
 """A step under autocast in bfloat16 is predicted in float16 on GPUs that emulate bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

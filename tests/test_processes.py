@@ -1,7 +1,5 @@
 """A forked process is as one of its own: arguments, folder, environment, streams, status."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.processes import run

@@ -1,7 +1,5 @@
 """The public surface fits on a card, and importing it is cheap."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

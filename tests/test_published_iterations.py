@@ -5,8 +5,6 @@ attention, no optimizer step; the loss is outside the forward pass, its gradient
 was used to train the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

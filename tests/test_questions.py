@@ -1,7 +1,5 @@
 """The page of questions: each command prints what stands below it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

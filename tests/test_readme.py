@@ -1,7 +1,5 @@
 """The README's examples are real: its code runs, its output is the program's own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The callback that the environment asks for, through the entry points that Lightning reads."""
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 from pathlib import Path
 

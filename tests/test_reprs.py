@@ -1,7 +1,5 @@
 """Short texts at a prompt for a Trace and a prediction, and HTML for a ranking in a notebook."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

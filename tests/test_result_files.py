@@ -1,7 +1,5 @@
 """Results of benchmark commands, written and read back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """No prediction depends on the last bits: not on the BLAS kernels of a processor, not on the rounding of a network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Parts that few users need are loaded only by what needs them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

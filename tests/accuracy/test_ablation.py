@@ -1,7 +1,5 @@
 """The list of empirical constants, and predictions without some of them."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Readers of published tables: each yields cases that a user could state."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The runner of accuracy tables: it predicts as a user does, and summarises errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps to change: a small training step on the meta device, and recordings as a profiler of an A100 sees them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Each change of a step: its effect on the operations, and why it does not apply."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

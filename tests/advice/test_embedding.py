@@ -1,7 +1,5 @@
 """Tables looked up together, and the dot interaction in one kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

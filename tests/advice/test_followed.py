@@ -1,7 +1,5 @@
 """A profile that does not know its tensors, and the same step captured elsewhere, which does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Largest batch by bisection: compared with a calculation by hand, and with captures of other batch sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a step's time goes, by folded module."""
 
-from __future__ import annotations
-
 import pytest
 
 import lightning_predict as lp

@@ -1,7 +1,5 @@
 """Measurements are kept on both sides of a change."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Ways to reduce the memory of a step, against captures of changed steps, and their report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 

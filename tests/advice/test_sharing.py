@@ -1,7 +1,5 @@
 """DDP, FSDP and accumulation: gains of several GPUs, and the output for one GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

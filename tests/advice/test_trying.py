@@ -1,7 +1,5 @@
 """Changes that really run, on this machine's processor; a clock that counts steps measures their gain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

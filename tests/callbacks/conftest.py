@@ -1,7 +1,5 @@
 """Fixtures of the callbacks' tests: both Lightning packages, the predictor's calls, and predictions without weights."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

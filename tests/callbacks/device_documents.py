@@ -5,8 +5,6 @@ No GPU ran them. Names of calls and kernels are as CUDA 13, torch 2.14 and the e
     device = FakeDevice(graph_document(), host_seconds=0.001, device_seconds=0.03)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.record.kineto_files import ENGINE_THREAD, STREAM, mark

@@ -11,8 +11,6 @@ that a real GPU recorded, or one that was written here. Example::
         trainer.fit(model, small.loader(40))
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

@@ -5,8 +5,6 @@ fit = FITS["accumulation"]
 differences(plain, watched)     # [] where nothing differs
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

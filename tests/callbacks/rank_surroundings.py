@@ -6,8 +6,6 @@ Faults are real: a rank sleeps, a rank gets SIGKILL, and a limit of the file siz
 FSDP is torch's `fully_shard` on gloo: Lightning's strategy for it asks for CUDA, but a class of its own may not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

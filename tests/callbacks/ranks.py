@@ -4,8 +4,6 @@ Each process finds its rank in the environment, as torchrun sets it, and writes 
 `<scenario>.<rank>.json` in the folder. A fault is a function that fails on one rank from its n-th call on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -4,8 +4,6 @@ The first part saves a checkpoint, from which the rest continues on another numb
 a simulated clock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

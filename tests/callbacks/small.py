@@ -7,8 +7,6 @@ A package's classes cannot be inherited once and used for both, so each model is
     trainer.fit(small.model(), small.loader())
 """
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from importlib import import_module

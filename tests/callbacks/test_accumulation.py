@@ -1,7 +1,5 @@
 """A window of many micro-batches costs a recording of two, with the same trace as a full recording."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

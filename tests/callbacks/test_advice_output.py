@@ -1,7 +1,5 @@
 """`RuntimePredictor(advice=True)`: what to change first, below the table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

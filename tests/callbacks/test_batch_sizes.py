@@ -1,7 +1,5 @@
 """The largest batch size, from a step on the meta device that the user hands over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

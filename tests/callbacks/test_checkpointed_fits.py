@@ -1,7 +1,5 @@
 """Activation checkpointing in real fits: the callback's trace names, shares and exchanges as without it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Profilers, devices, ranks and errors of ours at once: a sample of `python -m tests.soak.combined`, which has all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Both callbacks from the YAML and the command line of LightningCLI, which knows them by their annotations alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which fits count as compiled: those whose own modules, or functions that these call, went through `torch.compile`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CostBudget in real fits: when it ends them, its files, and its messages."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

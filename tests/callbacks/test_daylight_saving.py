@@ -1,7 +1,5 @@
 """Deadlines on the days when clocks change: the time left follows the wall clock, in true seconds."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every function of ours that a Trainer or torch calls is guarded: found by listing every such call, not by hand."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults in functions that a fit reaches: a sample of the faults of `python -m tests.soak.faults`, which takes all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Features of Lightning, with both callbacks and without: a fit comes to the same, to the last bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A TorchFunctionMode of the script sees the calls of the script only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

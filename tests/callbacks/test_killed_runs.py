@@ -1,7 +1,5 @@
 """A run that `kill -9` ends between two hourly checkpoints: the ledger knows its usage, to within a minute."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Whole fits of steps that are CUDA graphs, compiled code or extensions, and of recordings that lose kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

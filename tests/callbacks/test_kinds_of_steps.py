@@ -1,7 +1,5 @@
 """Steps of several kinds that take turns, in real fits: each is recorded, and weighted by how often it occurs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

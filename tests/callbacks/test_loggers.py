@@ -1,7 +1,5 @@
 """What TensorBoard, W&B (offline), MLflow (a local store) and CSV hold after a fit, read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

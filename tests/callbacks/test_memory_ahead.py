@@ -1,7 +1,5 @@
 """Memory that the rest of a run may need on the GPU in use, logged before training continues."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The real hooks are called from a fit that has begun, with Lightning's counters o
 without its loop and a model, which would take most of the time. `pytest -s` prints the cost.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Notices of a budget: a webhook on the loopback, alerts of Weights & Biases, the scalars, and the order of groups."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

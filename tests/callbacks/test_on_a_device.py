@@ -1,7 +1,5 @@
 """A whole fit as on a GPU: window, attribution, prediction, table and outcome, from documents that GPUs recorded."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

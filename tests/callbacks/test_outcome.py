@@ -1,7 +1,5 @@
 """Predicted against actual: the arithmetic, and in real fits."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

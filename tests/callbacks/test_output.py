@@ -1,7 +1,5 @@
 """Terminal output of a user: the table is complete with every kind of progress bar."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """The file that a fit keeps of how far it is, for planning again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

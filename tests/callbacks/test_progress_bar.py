@@ -1,7 +1,5 @@
 """Remaining time of the run, in the Trainer's own progress bar."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

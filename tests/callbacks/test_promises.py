@@ -1,7 +1,5 @@
 """A fit is the same with and without RuntimePredictor, and nothing that fails in it harms the fit or stays behind."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Training with simulated quantisation: its observers change at each forward pass, and we must not add one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

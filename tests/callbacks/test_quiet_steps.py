@@ -1,7 +1,5 @@
 """A step after the recording, without any message: it is only timed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import FrameType

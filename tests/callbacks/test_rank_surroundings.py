@@ -1,7 +1,5 @@
 """A rank that stalls, is killed or has a full disk, under DDP and FSDP: training goes on, or ends, as without us."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Ranks that train together: after any failure on one of them, all decide alike, and none waits beyond the bound."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

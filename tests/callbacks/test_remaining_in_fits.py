@@ -1,7 +1,5 @@
 """Forecast of the rest of a fit, against the actual rest: real Trainers run to their end and are counted."""
 
-from __future__ import annotations
-
 import warnings
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Remaining time of a run on the machine in use, in real fits whose time the tests let pass: predicted, and again."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run that is resumed with another batch size or another accumulation: forecast and budget count the remainder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

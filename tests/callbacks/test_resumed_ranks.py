@@ -1,7 +1,5 @@
 """A run that continues on another number of ranks: training, forecast and used amounts, under DDP and FSDP."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What RuntimePredictor records, predicts and says, in real fits."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from importlib import import_module

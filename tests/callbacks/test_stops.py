@@ -1,7 +1,5 @@
 """What else decides by validation, after each kind of stop: the best checkpoint, early stopping, a sweep's summary."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Lightning's strategies in our words."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace

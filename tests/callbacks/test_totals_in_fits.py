@@ -3,8 +3,6 @@
 Under the fixture `readings` a batch takes a second and so does the wait for the next.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

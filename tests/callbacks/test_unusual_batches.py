@@ -1,7 +1,5 @@
 """Batches that are smaller than the loader's batch size, or dataclasses with slots."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path

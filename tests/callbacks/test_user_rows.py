@@ -1,7 +1,5 @@
 """The rows of a user's loggers are the same with and without the callbacks, whatever the logger makes of its steps."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripts with odd surroundings end as without our callbacks: with the same exit code, weights and random numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.soak.whole_scripts import SCRIPTS, compared

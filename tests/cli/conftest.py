@@ -1,7 +1,5 @@
 """A recorded step, and the command line as a function of its words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

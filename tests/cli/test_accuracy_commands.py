@@ -1,7 +1,5 @@
 """`lightning-predict accuracy`: published steps like a recorded one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

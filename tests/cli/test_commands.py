@@ -1,7 +1,5 @@
 """Every command on real files: a recorded step, price files, weights."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`history`: past runs next to their predictions, shared in a folder, and forgotten."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

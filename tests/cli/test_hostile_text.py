@@ -1,7 +1,5 @@
 """No command prints escape sequences of other people: of module names, price files and histories."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--max-usd`: a limit for CI, and the workflow among the examples that uses it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`parallel` and `curve` on a recorded transformer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`regress` on tables whose times are made from known coefficients."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Parsing, help, errors in one line, and a start that loads nothing heavy."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """`run`: a script as it is, with predictions, its own arguments and its own exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

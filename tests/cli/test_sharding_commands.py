@@ -1,7 +1,5 @@
 """`shard` on a recorded DLRM."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

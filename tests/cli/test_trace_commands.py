@@ -1,7 +1,5 @@
 """`trace check`, `anonymise`, `import` and `view` on real files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`offers --refresh`: current prices of all providers from gpuhunt; later predictions use them without the network."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

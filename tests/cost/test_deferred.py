@@ -1,7 +1,5 @@
 """Fields that `defer` postpones are computed once, on first use, and never change an instance otherwise."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Energy: power limit x time where the device computes, a share of it where it waits; derived by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What failures and checkpoints leave of a run: limits by hand, and a run that is drawn."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Grids: a number, a region of a cloud, its place, or a country."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.base.checked import read_toml

@@ -1,7 +1,5 @@
 """Peak memory by hand, against a tracker of living tensors of real models, and whether it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """Prices: dated, sourced, of GPUs that exist; the cheapest is current; bad rows are refused by name."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

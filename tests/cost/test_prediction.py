@@ -1,7 +1,5 @@
 """A run at a price, and a step, its run and its price in one Prediction."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

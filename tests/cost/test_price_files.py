@@ -1,7 +1,5 @@
 """The user's own prices: files of four formats, with the line of each error in YAML; own machines."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

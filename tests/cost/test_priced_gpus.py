@@ -1,7 +1,5 @@
 """Groups of GPUs: those with a current price, the table shows the best."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Eight blocks of 4 MiB of weights; AdamW has two states a parameter.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

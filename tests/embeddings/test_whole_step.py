@@ -1,7 +1,5 @@
 """The whole step of a DLRM whose tables are shared: two queues by hand, for each way to share a table."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

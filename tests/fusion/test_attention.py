@@ -1,7 +1,5 @@
 """Attention that is written out becomes one call, and then equals a capture of the fused call."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

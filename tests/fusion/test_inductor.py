@@ -1,7 +1,5 @@
 """Fused kernels against those that Inductor schedules for the same models on the CPU: their number and bytes."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

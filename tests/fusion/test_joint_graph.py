@@ -1,7 +1,5 @@
 """What a compiled step keeps, compared with the values that torch's own partitioner keeps for the same models."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

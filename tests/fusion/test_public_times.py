@@ -1,7 +1,5 @@
 """Compiled training of GPT-2 against public times."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import pytest

@@ -1,7 +1,5 @@
 """Every test here needs a GPU and is skipped without a GPU; a page says at the end which facts hold."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import pytest

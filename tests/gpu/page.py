@@ -6,8 +6,6 @@ Example::
     lines = page([Fact("a step is recorded with its kernels", "holds", "1,204 kernels")], {"gpu": "Tesla T4"})
 """
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ Each file holds two marked steps of one workload of `tests/record/workloads.py`,
 the names of the machine and of its folders.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

@@ -1,7 +1,5 @@
 """Recording on a real GPU: kernels, phases, the same names as everywhere, and nothing changed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

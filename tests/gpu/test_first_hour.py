@@ -1,7 +1,5 @@
 """Assumptions about GPUs that were made without access to a GPU: the first things to see when there is one."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

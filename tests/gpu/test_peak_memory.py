@@ -1,7 +1,5 @@
 """Peak memory derived on the meta device against what CUDA's allocator measures of the same step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GPUs that stand for the catalogue in tests that would be slow with all of it."""
 
-from __future__ import annotations
-
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.weights.source import WeightsSource

@@ -1,7 +1,5 @@
 """AMD's rows: figures by hand, names that people type, and NVIDIA's rules that must not reach them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

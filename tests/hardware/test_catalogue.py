@@ -1,7 +1,5 @@
 """The loader: rows become SI units, and what breaks a rule is refused with file, row and key."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

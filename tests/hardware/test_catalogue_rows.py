@@ -1,7 +1,5 @@
 """Every row of the catalogue: plausible ranges, physical order, and figures derived by hand or measured by people."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from itertools import combinations

@@ -1,7 +1,5 @@
 """What generations have, the vendor of a GPU, and the notes about an unmeasured GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What follows from the row of a GPU: its rates, its slices, and the smallest step on it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import lightning_predict as lp

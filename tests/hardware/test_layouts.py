@@ -1,7 +1,5 @@
 """The grammar of layouts: what each form means, that names are canonical, and the messages of rejected inputs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

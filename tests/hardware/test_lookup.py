@@ -1,7 +1,5 @@
 """Names lead to the GPU that bears them, and to no other."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

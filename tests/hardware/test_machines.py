@@ -1,7 +1,5 @@
 """Machines by their clouds' names: that every row names GPUs of the catalogue, and what their layouts are."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError

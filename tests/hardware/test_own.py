@@ -1,7 +1,5 @@
 """GPUs of the user's own, from a file, and virtual ones."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

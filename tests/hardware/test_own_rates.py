@@ -1,7 +1,5 @@
 """A machine's own rates in Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError

@@ -1,7 +1,5 @@
 """Properties of a Gpu."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import FrozenInstanceError
 

@@ -1,7 +1,5 @@
 """Slices of a GPU (MIG): what they have, how they are named, and the messages of rejected inputs."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.base.errors import UnknownGpuError

@@ -1,7 +1,5 @@
 """`make check` refuses long subjects and changes of the package without a reason."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every argument of the callbacks is documented in a how-to, and every option of the command line in some page."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

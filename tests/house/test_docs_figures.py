@@ -1,7 +1,5 @@
 """Figures of accuracy in the documentation come from results files, and pages from their templates."""
 
-from __future__ import annotations
-
 import ast
 import gzip
 import re

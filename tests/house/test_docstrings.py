@@ -1,7 +1,5 @@
 """Docstrings name the fields and arguments that exist: a renaming changes the docstring, too."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import re

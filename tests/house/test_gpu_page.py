@@ -1,7 +1,5 @@
 """The page that `make test-gpu` ends with, from facts that are made up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

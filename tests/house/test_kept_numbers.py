@@ -1,7 +1,5 @@
 """Sentinels: what moved is named, by how much, and with what renews it; they stay few."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

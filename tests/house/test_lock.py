@@ -1,7 +1,5 @@
 """The versions that the checks install come from `constraints.txt`, each with the hashes of its files."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

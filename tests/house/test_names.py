@@ -1,7 +1,5 @@
 """One meaning a name: no public class, type or function of the package is defined in two modules."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pictures of the documentation show the package's current output."""
 
-from __future__ import annotations
-
 import json
 
 from tests.pictures import DOCS, MADE_OF, example, hashes, texts

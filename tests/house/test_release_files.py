@@ -1,7 +1,5 @@
 """Files of a release that repeat what others say: dependencies, version, addresses."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

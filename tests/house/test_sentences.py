@@ -5,8 +5,6 @@ benchmarks, examples and tests, only in docstrings and comments, and in the name
 `pytest -s` prints the rates of each folder.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The list of slow tests, which `make test` leaves out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import SLOW_TESTS, exists

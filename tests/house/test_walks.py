@@ -1,7 +1,5 @@
 """CONTRIBUTING tells the walk of a trace and of a Trainer through the package; here both are walked."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -6,8 +6,6 @@ Each loop is watched by `lp.watch` on both ranks, or on one. A rank stalls, is k
 disk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Loops of accelerate on two ranks: a budget ends both after the same step, and nothing of ours disturbs them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A loop of Fabric that is watched, against Lightning's Trainer on the same steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Two ranks of Hugging Face's Trainer: a budget ends both after the same step, and nothing of ours disturbs them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

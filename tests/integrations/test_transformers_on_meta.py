@@ -1,7 +1,5 @@
 """Causal language models of transformers on the meta device: each way to train them is recorded, with one note."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 -m tests.integrations.trainer_ranks FOLDER CASE ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

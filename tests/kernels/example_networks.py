@@ -1,7 +1,5 @@
 """Networks that know one number: the same utilisation for every shape, so that times can be derived by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

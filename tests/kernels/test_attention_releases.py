@@ -1,7 +1,5 @@
 """Attention's kernels by the release of torch that brings them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

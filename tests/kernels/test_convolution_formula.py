@@ -1,7 +1,5 @@
 """Convolutions that no network knows: rules for every GPU, and the kernels of a real step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Each variant against torch's own count of FLOPs, and against the translation of a recorded call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """No prediction is faster than a data sheet allows: all GPUs, precisions and kinds of large shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Convolutions on chips that lack units (16 bits before tensor cores) or kernels (Winograd before Maxwell)."""
 
-from __future__ import annotations
-
 import lightning_predict as lp
 
 

@@ -1,7 +1,5 @@
 """FLOPs and bytes of every family, derived by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Collectives over machines: by hand where the user says the bandwidths, relations where the curves say them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

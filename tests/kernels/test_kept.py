@@ -1,7 +1,5 @@
 """Counts and times of every operation: a formula or a constant that changes moves some of it."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

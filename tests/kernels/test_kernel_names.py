@@ -1,7 +1,5 @@
 """Kernels without an operation of the dispatcher: CUDA graphs, TransformerEngine, FlashAttention, Triton."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No operation has fewer FLOPs than torch's own counter gives it, in whole steps and for each of its formulas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Factorisations, transforms, sorts and sparse products: work derived by hand, and never faster than the machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

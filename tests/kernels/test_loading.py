@@ -1,7 +1,5 @@
 """Which settings load the weights anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A lower precision is never slower than float32 on the same GPU, for any operation on any kind of GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 A new GPU is one row of a TOML file; the two are predicted together.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Products A·Bᵀ in float32, which take longer than A·B where power limits the lanes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.hardware import gpu, gpu_names

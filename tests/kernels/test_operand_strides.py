@@ -1,7 +1,5 @@
 """Classes of kernels that strides tell: element-wise work that loads one by one, transposing copies, joined tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every operation has a time on a measured and an unmeasured GPU, one by one and as arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

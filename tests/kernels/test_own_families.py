@@ -1,7 +1,5 @@
 """Networks of families that only one GPU has, as `train` makes of 16-bit convolutions."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.hardware import gpu

@@ -1,7 +1,5 @@
 """Sustained rates of GPUs in large matmuls, and their effect on the base."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

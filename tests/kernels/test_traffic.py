@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written, crosses_host_link, transfer_of

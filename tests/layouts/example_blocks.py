@@ -6,8 +6,6 @@ takes 0.5 s, independent of the parameters. Four samples of 256 tokens, 1,024 wi
 stay bound by computing, and every time goes by the share of the work (`half_speed` adds nothing to it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

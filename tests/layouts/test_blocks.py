@@ -1,7 +1,5 @@
 """Modules that are transformer blocks, and the properties derived from their operations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations of other projects as strategies: arguments, files and strategy objects."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path

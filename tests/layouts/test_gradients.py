@@ -1,7 +1,5 @@
 """When gradients become ready, on hand-made steps; torch's own rule for the buckets; FSDP's units."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

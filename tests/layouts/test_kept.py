@@ -1,7 +1,5 @@
 """Kept steps and memory of layouts under many strategies, and results of a search."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import pytest

@@ -3,8 +3,6 @@
 Two blocks of 16 MiB of weights each; with gradients and two states a parameter that makes 4 x 16 MiB a block.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

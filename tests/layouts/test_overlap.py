@@ -1,7 +1,5 @@
 """Segments of a simulated step, and intervals of collectives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stages, micro-batches and the bubble by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Relations that hold for any layout, over a grid of recorded models, GPUs and strategies; no number is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The search for the best strategies compared with a prediction of all strategies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

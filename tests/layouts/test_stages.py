@@ -1,7 +1,5 @@
 """Parameters, work, messages and notes of each pipeline stage, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

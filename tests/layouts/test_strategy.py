@@ -1,7 +1,5 @@
 """Texts of strategies, their options, rejected texts, and the groups of GPUs that strategies make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts of a block's work that one of several GPUs does, by hand and for any degree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

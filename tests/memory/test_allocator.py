@@ -1,7 +1,5 @@
 """What torch's allocator reserves: its published constants by hand, and relations that hold for any blocks."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

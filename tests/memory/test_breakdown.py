@@ -1,7 +1,5 @@
 """Memory of a step by use and module."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

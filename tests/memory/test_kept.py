@@ -1,7 +1,5 @@
 """Kept memory of the examples, and of the allocator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Peak of live bytes, counted by weak references while a step runs, against the simulated peak of its recording."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

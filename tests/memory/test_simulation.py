@@ -1,7 +1,5 @@
 """The allocator during training steps: by hand, and relations that must hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

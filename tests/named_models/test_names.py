@@ -1,7 +1,5 @@
 """Names of models, paths of configurations, and the configurations that ship."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Layers in 4 bits and optimizers in 8 bits have bitsandbytes' storage, memory and operations on the meta device."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

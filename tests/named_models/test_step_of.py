@@ -1,7 +1,5 @@
 """`step_of` records the same as a script with this step."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

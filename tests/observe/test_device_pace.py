@@ -1,7 +1,5 @@
 """Cycles of a host whose device works behind a launch queue of a known depth."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Remaining time of a run, from facts of a trainer and measured times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Forecasts of runs on a virtual clock, at five moments of each, and the budgets' decisions."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from lightning_predict.base.interval import Interval

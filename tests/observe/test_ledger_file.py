@@ -1,7 +1,5 @@
 """Whether two runs are the same, and where each keeps its files."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """What a run uses up: rates, limits, ledgers and their files, for each quantity."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace

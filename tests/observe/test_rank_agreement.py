@@ -1,7 +1,5 @@
 """Decisions of several ranks through a store, without processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The clock of a run, told of events at times of the tests' own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

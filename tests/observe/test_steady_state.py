@@ -1,7 +1,5 @@
 """Estimate of a mean time from the measured values."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

@@ -1,7 +1,5 @@
 """Problems of round numbers, scripted policies, and what every decision must keep."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

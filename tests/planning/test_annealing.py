@@ -1,7 +1,5 @@
 """Simulated annealing over plans without moves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

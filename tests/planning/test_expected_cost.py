@@ -1,7 +1,5 @@
 """Expected cost of plans under uncertain times, and moves that need a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

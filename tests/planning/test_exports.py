@@ -7,8 +7,6 @@ The engines' own readers run if they are installed, SkyPilot, dstack and Kueue i
     LIGHTNING_PREDICT_ENGINES=engines/bin/python pytest tests/planning/test_exports.py
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

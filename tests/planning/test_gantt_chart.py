@@ -1,7 +1,5 @@
 """The table and the Gantt chart of a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO

@@ -1,7 +1,5 @@
 """Improvement of a finished plan job by job."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

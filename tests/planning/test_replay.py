@@ -1,7 +1,5 @@
 """A plan carried out against other times than the predicted ones: its cost, and that no work is lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

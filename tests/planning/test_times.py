@@ -1,7 +1,5 @@
 """Where a job's times come from, and what several machines together are to a plan."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

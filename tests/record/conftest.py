@@ -1,7 +1,5 @@
 """One thread for tiny tensors: with more, threads wait for each other longer than they work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ Taken from real ones (medians on a V100, an A100 and an H100): about 1 us betwee
 on an idle stream to its start, 6 us for a launch. Times in a file are microseconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """Steps on the meta device that depend on values: recorded with stated assumptions, as on the CPU with such values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

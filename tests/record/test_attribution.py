@@ -1,7 +1,5 @@
 """Which calls of a profile become operations, on small profiles made up for each case."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning_predict.record.attribution import FoundOperation, select_operations

@@ -5,8 +5,6 @@ CUDA's agree (with the backward pass), and fake CUDA tensors, whose forward pass
 GPU.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module

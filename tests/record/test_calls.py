@@ -1,7 +1,5 @@
 """A profiled call's tensors and arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

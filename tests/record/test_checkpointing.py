@@ -1,7 +1,5 @@
 """Activation checkpointing: names and shares equal the model without it, on every recorder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

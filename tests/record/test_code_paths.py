@@ -1,7 +1,5 @@
 """Notes on the code path of a recording: memory format, cuDNN's choice, compiled code, weights of batch norms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A recorded step of several processes, without what they exchanged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

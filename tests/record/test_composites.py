@@ -1,7 +1,5 @@
 """The list of composites against the registry of the torch that is installed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

@@ -1,7 +1,5 @@
 """torch's defaults on CUDA in steps of the meta device: optimizers, clipping, GradScaler, zero_grad, by release."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

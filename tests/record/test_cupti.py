@@ -1,7 +1,5 @@
 """CUPTI is detached when a recording stops, from CUDA 13 on, and never against the user's own setting."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 

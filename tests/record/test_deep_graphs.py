@@ -1,7 +1,5 @@
 """A step of very many operations: recording it must not make the release of its graph recursive."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Recording on the CPU and the meta device: the recorded calls, their names, and that nothing else changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

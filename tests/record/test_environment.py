@@ -1,7 +1,5 @@
 """Parameters, memory, switches and compiled code around a step."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace

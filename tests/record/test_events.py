@@ -1,7 +1,5 @@
 """Kineto events: nesting, steps, and the device work of each call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

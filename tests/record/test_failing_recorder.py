@@ -1,7 +1,5 @@
 """What fails of ours around an operation, a call or an update: the step itself runs exactly once, to the same end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

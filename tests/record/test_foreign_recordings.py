@@ -1,7 +1,5 @@
 """Recordings as others make them: several steps, kernels of other steps, loaders, other GPUs, older releases."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

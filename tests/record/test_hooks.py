@@ -1,7 +1,5 @@
 """Watching optimizers and modules through torch's global hooks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sized
 from typing import Any

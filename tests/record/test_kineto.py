@@ -1,7 +1,5 @@
 """Imported profiles: one written by hand for CUDA, and real ones of a CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

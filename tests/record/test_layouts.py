@@ -1,7 +1,5 @@
 """Channels last is recorded alike by the dispatch modes and by the profiler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A step of many lengths is the mean of a few that stand for all."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launches whose kernels were lost, and float32 products whose kernels' names do not tell TF32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps on the meta device that once ended in torch's own words, or ran calls that a GPU rejects."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as functional

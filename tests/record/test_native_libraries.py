@@ -1,7 +1,5 @@
 """Nothing of ours loads a native library that the step did not load: a damaged one ends the process in C."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from shutil import copy

@@ -1,7 +1,5 @@
 """Convolutions of older profiles: strides and paddings from the sizes around."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Operators of torch's own table of samples: equal bits with and without a recorder, derivatives included."""
 
-from __future__ import annotations
-
 import sys
 import unittest
 from collections.abc import Iterator

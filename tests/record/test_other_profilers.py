@@ -1,7 +1,5 @@
 """Profilers of the user's before, inside and across a recording: each in a process of its own, as torch may end it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

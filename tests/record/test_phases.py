@@ -1,7 +1,5 @@
 """Rules that sort operations into phases, in the order of a step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

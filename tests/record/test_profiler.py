@@ -1,7 +1,5 @@
 """Recording with torch.profiler, here on the CPU: the same operations, nothing changed, and never a second profiler."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

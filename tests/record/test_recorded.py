@@ -1,7 +1,5 @@
 """Every real recording next to the repository imports and predicts, or is rejected with a message."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Models on the GPU that the step does not use: an encoder, a teacher, an EMA in a callback."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The step of a running loop, found from steps that wait for the device and one block of steps that does not."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A session around somebody else's step: which recorder, what surrounds the step, and nothing left behind."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Argument names of operations, compared with torch's schemas, and arguments of whole calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

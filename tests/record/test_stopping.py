@@ -1,7 +1,5 @@
 """Each part of a recording stops by itself, even if another part raises."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

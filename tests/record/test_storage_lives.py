@@ -1,7 +1,5 @@
 """When the recorder finds that a storage is freed, and the living storages at the end of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

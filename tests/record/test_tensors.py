@@ -1,7 +1,5 @@
 """Tensors and arguments as plain values."""
 
-from __future__ import annotations
-
 import gc
 import json
 

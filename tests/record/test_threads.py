@@ -1,7 +1,5 @@
 """Recordings in two threads at once: each sees its own step, and torch is as it was, whichever ends first."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

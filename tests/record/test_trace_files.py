@@ -1,7 +1,5 @@
 """Files of traces: written and read without a loss; invalid files are rejected with the place of the fault."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

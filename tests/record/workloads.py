@@ -6,8 +6,6 @@ Example::
     step()
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

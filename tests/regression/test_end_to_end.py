@@ -1,7 +1,5 @@
 """End-to-end regressions on runs made from known coefficients."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Lines over layers, from kernels whose times are made from known coefficients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

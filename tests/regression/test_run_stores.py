@@ -1,7 +1,5 @@
 """MLflow's folder and database, written by MLflow and by hand; the history; tables."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Tables of runs: own tables, and as MLflow and Weights & Biases export them; every wrong cell named."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Stepwise selection: known coefficients, the two thresholds, signs and weights."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from lightning_predict.regression.end_to_end import terms_of
 
 

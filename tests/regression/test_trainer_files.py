@@ -1,7 +1,5 @@
 """Past runs from files of Hugging Face's Trainer, TensorBoard and W&B."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predictions made by hand, with round numbers from which every printed value can be checked by eye."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from lightning_predict.base.interval import Interval

@@ -1,7 +1,5 @@
 """The HTML report: well-formed, self-contained, escaped, and with the numbers that it was given."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """Reports are cheap to import and do not import torch or Lightning."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

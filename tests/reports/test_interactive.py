@@ -1,7 +1,5 @@
 """The report in Chromium: sorted, filtered and rescaled by its link; readable without scripts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Metrics as every logger takes them, and the real loggers, read back from what they wrote."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Published steps that are like a recorded one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

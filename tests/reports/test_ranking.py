@@ -1,7 +1,5 @@
 """The ranking: cheapest, fastest, in time; nothing that does not fit; nothing invented where little is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

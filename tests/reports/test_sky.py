@@ -1,7 +1,5 @@
 """SkyPilot: a task that rents the machine of an offer, and predictions in the form that its optimizer asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

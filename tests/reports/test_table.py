@@ -1,7 +1,5 @@
 """Tables and their footnotes: golden texts, widths, colours, and the condition of each note."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Mapping

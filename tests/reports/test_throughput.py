@@ -1,7 +1,5 @@
 """Throughput, model FLOP utilisation, and columns that multiply to the total."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

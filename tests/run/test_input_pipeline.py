@@ -1,7 +1,5 @@
 """Loaders that share the cores of a machine: by hand, and relations that must hold."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Measured gains of a change, from a user's runs with and without it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

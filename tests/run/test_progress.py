@@ -1,7 +1,5 @@
 """Progress files of runs: time of writing, content, and rejected files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that users send as evidence: written with a hash, and checked as foreign data before they count."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import platform

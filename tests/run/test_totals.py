@@ -1,7 +1,5 @@
 """Time of a whole run from the time of a step, by hand, and each replica's share of the work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

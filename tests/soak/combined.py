@@ -8,8 +8,6 @@ exit codes (such as a segmentation fault), weights, and leftovers in the process
 (torch's profilers in two threads at once) is counted apart. A sample takes minutes, all of them hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

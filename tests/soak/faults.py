@@ -10,8 +10,6 @@ or second call, or, of a sample, at any. Checked: weights, number of batches, an
 (KeyboardInterrupt and SystemExit do, as they end any), leftovers: modes, hooks, profilers, files, threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

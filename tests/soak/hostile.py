@@ -5,8 +5,6 @@ and refused in words, and the slowest, in seconds of the processor; anything but
 bytes that brought it.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

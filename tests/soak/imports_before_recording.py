@@ -4,8 +4,6 @@ Some libraries define Tensor subclasses or patch torch. No import may change a r
 one process, one after the other; a missing one is named. The exit code is 1 if a recording changes.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

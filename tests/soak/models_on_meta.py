@@ -5,8 +5,6 @@ table: operations, step and memory on an A100, notes, or the error. The exit cod
 not ours, or has no memory. Needs transformers, timm, torchvision, diffusers and peft; a missing one is named.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

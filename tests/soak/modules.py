@@ -4,8 +4,6 @@ Each is fitted twice from the same seeds; printed is what differs. A project tha
 imported with this torch, is named with the reason. `make soak-modules` installs the projects of `requirements.txt`.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import tempfile

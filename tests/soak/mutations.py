@@ -11,8 +11,6 @@ three times as long counts as noticed.
     python -m tests.soak.mutations --sample 40 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.abc

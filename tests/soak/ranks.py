@@ -4,8 +4,6 @@ The same scenarios run on two ranks in `tests/callbacks/test_ranks.py`. Printed 
 batches all ranks ended, whether they decided alike, and the longest wait beyond a run without faults.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -7,8 +7,6 @@ or the Trainer. Compared are weights, random states, the numbers of batches, and
 command prints a line for each fault and the number that harmed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -7,8 +7,6 @@ files, links in circles, damaged ledgers and histories, clocks that step, signal
 code, weights, random numbers and the number of batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import hashlib

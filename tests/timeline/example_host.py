@@ -1,7 +1,5 @@
 """A host whose five overheads are whole microseconds, each another, and the device's own start."""
 
-from __future__ import annotations
-
 from lightning_predict.record.trace import PHASES
 from lightning_predict.timeline.host import HostModel, Overheads
 from lightning_predict.timeline.simulation import START_SECONDS

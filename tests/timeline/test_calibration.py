@@ -1,7 +1,5 @@
 """Recorded steps compared with measured ones: which part of a difference applies to other GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Overlap of computing and communication: by hand (all numbers in seconds), and relations that must hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Steps that replay a CUDA graph: one launch for the host, all of its kernels for the device."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules of launches by hand (all numbers in microseconds), and host timelines of these schedules."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kept steps on one GPU, recorded on a GPU, on a processor and on the meta device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Final

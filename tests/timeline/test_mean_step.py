@@ -1,7 +1,5 @@
 """Mean of several kinds of steps, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

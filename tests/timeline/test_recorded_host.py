@@ -1,7 +1,5 @@
 """Recorded hosts by hand (all numbers in microseconds)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Real recordings on their own GPU: the simulated step takes about as long as the recorded step."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace

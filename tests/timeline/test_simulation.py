@@ -1,7 +1,5 @@
 """Simulated steps whose times follow from T1 to T5 and START, to the microsecond (all numbers in microseconds)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

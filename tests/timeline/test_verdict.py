@@ -1,7 +1,5 @@
 """Verdicts on the steps of `test_simulation.py` (T1 to T5 in microseconds; an operation takes the host 10)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

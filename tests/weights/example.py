@@ -1,7 +1,5 @@
 """Small weights files, and a web server on the loopback that serves, fails or stalls as a test says."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Printed is, for each process, the bias of each GPU's weights, by which a test te
 error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

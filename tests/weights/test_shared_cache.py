@@ -1,7 +1,5 @@
 """A cache that many processes share, that cannot be written or read, is full, or is deleted while it is in use."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

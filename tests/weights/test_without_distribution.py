@@ -1,7 +1,5 @@
 """Weights load if the package is only on the path, not installed (PYTHONPATH alone)."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

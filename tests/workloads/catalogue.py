@@ -6,8 +6,6 @@ Batches of the first five are among the batches of Yu et al. (USENIX ATC 2021). 
     workload.module("full"), workload.batch("full")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -5,8 +5,6 @@ Example::
     Trainer(max_epochs=1).fit(Dcgan(width=8), SyntheticData((torch.rand(4, 3, 64, 64),)))
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

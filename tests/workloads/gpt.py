@@ -5,8 +5,6 @@ Example::
     logits = Gpt(TINY)(torch.zeros(2, 16, dtype=torch.int64))
 """
 
-from __future__ import annotations
-
 from benchmarks.accuracy.workloads.gpt import GPT2_LARGE, GPT2_SMALL, GPT3_2_7B, Gpt, GptConfig
 
 __all__ = ["GPT2_LARGE", "GPT2_SMALL", "GPT3_2_7B", "TINY", "Gpt", "GptConfig"]

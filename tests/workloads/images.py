@@ -5,8 +5,6 @@ Example::
     logits = VisionTransformer(layers=2, hidden=32, heads=4, patch=8, image=32, classes=10)(images)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

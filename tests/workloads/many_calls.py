@@ -4,8 +4,6 @@ It writes `tests/traces/many_calls.json.gz`, so that its prediction does not cha
 the tests. Sizes differ, so that none is taken for another unseen.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

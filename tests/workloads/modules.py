@@ -6,8 +6,6 @@ Example::
     Trainer(max_steps=1).fit(module, SyntheticData(batch))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, final

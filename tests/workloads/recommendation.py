@@ -5,8 +5,6 @@ Example::
     logits = Dlrm(tables=8, rows=1000, width=16, bottom=(64, 32), top=(64,))(dense, indices)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

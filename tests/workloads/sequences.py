@@ -5,8 +5,6 @@ Example::
     logits = Llama(layers=2, hidden=32, heads=4, kv_heads=2, inner=64, vocabulary=100)(tokens)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

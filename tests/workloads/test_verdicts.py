@@ -1,7 +1,5 @@
 """Bottlenecks of two opposite models, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every workload trains on the CPU at a tiny size, and is recorded on the meta device at the published size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

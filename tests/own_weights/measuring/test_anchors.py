@@ -1,7 +1,5 @@
 """The few figures that say most of a GPU, from times to the file that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`first-hour`: a report to the end, after any failure, and the parts that need no GPU."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

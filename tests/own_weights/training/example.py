@@ -1,7 +1,5 @@
 """A synthetic table: two made-up GPUs whose kernels follow a utilisation law that is known."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Mapping, Sequence

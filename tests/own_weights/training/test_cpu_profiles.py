@@ -1,7 +1,5 @@
 """Measured steps of a CPU, written as files that `regress --layers` reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

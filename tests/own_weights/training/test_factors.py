@@ -1,7 +1,5 @@
 """Factors of operations without a network: measured over predicted times."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

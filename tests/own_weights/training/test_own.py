@@ -1,7 +1,5 @@
 """Weights of a user's own GPU: tuned from the shipped weights, scored before and after, and nothing else is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which measurements a recipe takes, and that own convolutions can be trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

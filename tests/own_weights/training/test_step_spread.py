@@ -1,7 +1,5 @@
 """Parts of whole steps' intervals, fitted to made-up results."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
