@@ -1,5 +1,7 @@
 """Times the user's Python code in a recorded step, between operations: for example an environment or a tokenizer.
 
+Waits there (an environment in another process, a server, `time.sleep`) are timed apart: no processor shortens them.
+
 Example::
 
     pauses = PauseTimer()
@@ -13,12 +15,15 @@ Example::
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
+from lightning_predict.base.units import nanoseconds_to_seconds
 from lightning_predict.record.trace import Operation
 
 resource: ModuleType | None
@@ -48,15 +53,31 @@ NODE_SECONDS: Final = 5e-6
 Autograd took 0.5 to 1.4 us per node in isolation, and 3.9 us in a large process on a busy machine."""
 
 
-def user_seconds() -> float:
-    """CPU time of this thread outside the kernel; with the kernel, where the system does not tell them apart.
+class ThreadUse(NamedTuple):
+    """How this thread has spent its time so far.
 
-    The kernel takes 10 ms to unmap 100 MB of a freed tensor on the CPU. On a GPU, the allocator keeps freed memory.
+    Attributes:
+        user_seconds: CPU time outside the kernel; with the kernel, where the system does not tell them apart. The
+            kernel takes 10 ms to unmap 100 MB of a freed tensor on the CPU. On a GPU, the allocator keeps freed memory.
+        idle_seconds: Time without a processor.
+        waits: Number of times that the thread gave up its processor to wait; it does not when another program takes
+            the processor. Equal to `idle_seconds` where the system does not count them.
     """
+
+    user_seconds: float
+    idle_seconds: float
+    waits: float
+
+
+def thread_use() -> ThreadUse:
+    """Return how this thread has spent its time so far."""
     if resource is None or not hasattr(resource, "RUSAGE_THREAD"):
-        return time.thread_time()
-    used: float = resource.getrusage(resource.RUSAGE_THREAD).ru_utime
-    return used
+        used = time.thread_time()
+        idle = time.perf_counter() - used
+        return ThreadUse(used, idle, idle)
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    user: float = usage.ru_utime
+    return ThreadUse(user, time.perf_counter() - user - usage.ru_stime, usage.ru_nvcsw)
 
 
 @final
@@ -70,43 +91,67 @@ class PauseTimer:
     Args:
         is_framework: Called at the end of a pause; returns whether only PyTorch ran in the pause. A recorder slows
             PyTorch: an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
-        clock: CPU time of this thread outside the kernel, in seconds.
+        clock: Returns how this thread has spent its time so far.
+
+    Attributes:
+        waited_seconds: Time in pauses in which the thread gave up its processor to wait, without the time in which it
+            could go on but had no processor (on Linux).
     """
 
     def __init__(
-        self, is_framework: Callable[[], bool] = lambda: False, *, clock: Callable[[], float] | None = None
+        self, is_framework: Callable[[], bool] = lambda: False, *, clock: Callable[[], ThreadUse] = thread_use
     ) -> None:
         self._is_framework = is_framework
-        self._clock = clock or user_seconds
+        self._clock = clock
         self._found: list[tuple[int, float]] = []
-        self._since: float | None = None
+        self._since: ThreadUse | None = None
+        self._scheduler: int | None = None  # open file
+        self._scheduled = b""
+        self.waited_seconds = 0.0
         self._collecting_since = 0.0
         self._collected = 0.0
 
     def open(self) -> None:
         """Start measuring, with no operation running."""
         self.close(after=0)
+        with suppress(OSError):  # not Linux
+            self._scheduler = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         gc.callbacks.append(self._collects)
         self.begins()
 
     def close(self, *, after: int) -> None:
         """Stop measuring; calling it again has no effect."""
         self.ends(before=after)
+        if self._scheduler is not None:
+            os.close(self._scheduler)
+            self._scheduler = None
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)
 
     def begins(self) -> None:
         """Record that no operation is running."""
-        self._since = self._clock() - self._collected
+        self._scheduled = self._read_scheduler()
+        self._since, self._collected = self._clock(), 0.0
+
+    def _read_scheduler(self) -> bytes:
+        """Return the scheduler's numbers of this thread, of which the second is nanoseconds without a processor."""
+        return b"0 0" if self._scheduler is None else os.pread(self._scheduler, 64, 0)
 
     def ends(self, *, before: int) -> None:
         """Record that an operation begins, or that the recording ends."""
         since, self._since = self._since, None
         if since is None:
             return
-        seconds = self._clock() - self._collected - since
-        if seconds >= SHORTEST_PAUSE_SECONDS and not self._is_framework():
-            self._found.append((before, seconds))
+        now = self._clock()
+        seconds = now.user_seconds - self._collected - since.user_seconds
+        has_waited = now.waits > since.waits
+        if (has_waited or seconds >= SHORTEST_PAUSE_SECONDS) and not self._is_framework():
+            if has_waited:
+                before_it, after = (int(one.split()[1]) for one in (self._scheduled, self._read_scheduler()))
+                idle = now.idle_seconds - since.idle_seconds
+                self.waited_seconds += max(0.0, idle - nanoseconds_to_seconds(after - before_it))
+            if seconds >= SHORTEST_PAUSE_SECONDS:
+                self._found.append((before, seconds))
 
     def placed(self, operations: Sequence[Operation], *, parameters: int = 0, nodes: int = 0) -> tuple[Operation, ...]:
         """Add each pause to the operation after it.
@@ -136,7 +181,7 @@ class PauseTimer:
         return tuple(timed)
 
     def _collects(self, phase: str, _: Mapping[str, Any]) -> None:
-        now = self._clock()
+        now = self._clock().user_seconds
         if phase == "start":
             self._collecting_since = now
         else:

@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.micro_batches import collector_paused, without_update
+from lightning_predict.record.pauses import PauseTimer
 from lightning_predict.record.signatures import RECORDED_TENSORS
 from lightning_predict.record.tensors import dtype_name
 from lightning_predict.record.trace import Operation, Trace, backward_ends, read_trace_json
@@ -173,6 +174,7 @@ class ProfilerRecorder:
         peak_bytes: Peak memory allocated on a GPU; None if no GPU allocation was recorded.
         modules: Tracks module calls; None without hooks.
         optimizers: Tracks optimizer steps; None without hooks.
+        pauses: Times waits in the whole step, those for torch's other threads included.
     """
 
     # Facts that only the dispatch recorder has.
@@ -184,6 +186,7 @@ class ProfilerRecorder:
         self.leaves: dict[int, torch.Tensor] = {}
         self.modules = ModuleWatch(model, marks=True) if has_hooks else None
         self.optimizers = OptimizerWatch() if has_hooks else None
+        self.pauses = PauseTimer()
         self._cuda = cuda
         self._profile: profile | None = None
         self._window: record_function | None = None
@@ -207,6 +210,7 @@ class ProfilerRecorder:
         # The time of the step counts from here, with the code before its first operation.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
+        self.pauses.open()
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
@@ -239,6 +243,7 @@ class ProfilerRecorder:
 
     def stop(self) -> None:
         """Stop the profiler, and keep its events. Repeated calls have no effect."""
+        self.pauses.close(after=0)
         running, self._profile = self._profile, None
         window, self._window = self._window, None
         with ExitStack() as parts:  # all parts run, even if some raise

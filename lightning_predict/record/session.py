@@ -35,16 +35,12 @@ from lightning_predict.base.guard import own_error
 from lightning_predict.record import environment
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.profiler import ProfilerRecorder, refuse_second_profiler
-from lightning_predict.record.trace import Trace
-from lightning_predict.record.waiting import slept_seconds
+from lightning_predict.record.trace import WAITED_SHARE, Trace
 
 _NO_KERNELS: Final = (
     "The profiler recorded nothing on the GPU (often for lack of permission to use CUPTI), so times are predicted, not "
     "scaled from measurements."
 )
-
-WAITED_SHARE: Final = 0.2
-"""Minimum share of a step in which a process waits, for the wait to be kept on other GPUs."""
 
 EARLIER_PEAK_RATIO: Final = 1.1
 """Ratio of the process's memory peak to the step's peak above which reserved memory is attributed to earlier work."""
@@ -161,7 +157,6 @@ class CaptureSession:
         self._failure: Exception | None = None
         self._parts = 0
         self._seconds = 0.0
-        self._slept = 0.0
         self._started_at = 0.0
         self._reserved_bytes: int | None = None
 
@@ -178,7 +173,6 @@ class CaptureSession:
         while not self._starts():
             pass
         self._parts += 1
-        self._slept -= slept_seconds() if self._device.type == "cpu" else 0.0
         self._started_at = time.perf_counter()
 
     def _starts(self) -> bool:
@@ -302,8 +296,14 @@ class CaptureSession:
         )
 
     def _waited(self, step_seconds: Sequence[float], batches: int) -> float:
-        """Return the time of a step on the CPU in which the process waited; 0 for a small share of the step."""
-        waited = self._slept * batches / self._parts
+        """Return the time of a step on the CPU in which user code waited.
+
+        A profiler does not tell such waits from torch's waits for its other threads, which are a smaller share.
+        """
+        assert self._recorder is not None
+        waited = self._recorder.pauses.waited_seconds * batches / self._parts
+        if isinstance(self._recorder, DispatchRecorder):
+            return waited
         return waited if step_seconds and waited >= WAITED_SHARE * statistics.median(step_seconds) else 0.0
 
     def _prepare(self) -> None:
@@ -333,7 +333,6 @@ class CaptureSession:
     def _note_end(self) -> None:
         self._synchronize()
         self._seconds += time.perf_counter() - self._started_at
-        self._slept += slept_seconds() if self._device.type == "cpu" else 0.0
         if self._device.type == "cuda":
             self._reserved_bytes = torch.cuda.memory_reserved(self._device)
 

@@ -40,6 +40,9 @@ WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
 
+WAITED_SHARE: Final = 0.1
+"""Minimum share of a step that waits take: of a profiled step to count, of a predicted step to be shown first."""
+
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
     "float32": 4,

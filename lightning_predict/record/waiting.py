@@ -7,24 +7,11 @@ would only time the launches.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-
-from lightning_predict.base.units import nanoseconds_to_seconds
-
-
-def slept_seconds() -> float:
-    """Return seconds of a clock that runs only while this thread waits: not while it computes or lacks a processor."""
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            delayed = int(file.read().split()[1])  # nanoseconds without a processor
-    except OSError:  # not Linux
-        delayed = 0
-    return time.perf_counter() - time.thread_time() - nanoseconds_to_seconds(delayed)
 
 
 def wait_for(device: torch.device) -> Callable[[], object] | None:

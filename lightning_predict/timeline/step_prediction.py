@@ -31,7 +31,7 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import float8_becomes_bfloat16, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.record.signatures import FUSED
-from lightning_predict.record.trace import PHASES, Phase, Trace
+from lightning_predict.record.trace import PHASES, WAITED_SHARE, Phase, Trace
 from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, measured_host, with_host_work
 from lightning_predict.timeline.host import PROFILER_SLOWDOWN, UNKNOWN_HOST, Host, usual_host
 from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
@@ -150,7 +150,8 @@ class StepPrediction:
         waits = f"Each step waits {seconds_to_milliseconds(seconds):.3g} ms outside torch (an environment, a server)"
         note = f"{waits}, which counts on every GPU. The interval allows for no wait."
         interval = Interval(self.low_seconds, self.seconds + seconds, self.high_seconds + seconds)
-        return replace(self, interval=interval, notes=(*self.notes, *decisive([note])))
+        kind = decisive if seconds >= WAITED_SHARE * self.seconds else details
+        return replace(self, interval=interval, notes=(*self.notes, *kind([note])))
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
         """Replace the interval with the interval of steps measured on this machine, if any were measured."""

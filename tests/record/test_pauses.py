@@ -13,7 +13,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.record import dispatch
-from lightning_predict.record.pauses import SHORTEST_PAUSE_SECONDS, PauseTimer, user_seconds
+from lightning_predict.record.pauses import SHORTEST_PAUSE_SECONDS, PauseTimer, ThreadUse, thread_use
 from lightning_predict.record.profiler import ProfilerRecorder
 from lightning_predict.record.trace import Operation, Phase, Trace
 
@@ -31,13 +31,19 @@ class Clock:
     """CPU time of the recording thread."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self.idle = self.waits = 0.0
 
     def pauses(self, *, is_framework: bool = False) -> PauseTimer:
-        return PauseTimer(lambda: is_framework, clock=lambda: self.now)
+        return PauseTimer(lambda: is_framework, clock=self.use)
+
+    def use(self) -> ThreadUse:
+        return ThreadUse(user_seconds=self.now, idle_seconds=self.idle, waits=self.waits)
 
     def works(self, seconds: float) -> None:
         self.now += seconds
+
+    def idles(self, seconds: float, *, waits: int) -> None:
+        self.idle, self.waits = self.idle + seconds, self.waits + waits
 
 
 @pytest.fixture
@@ -94,6 +100,19 @@ def test_pause_in_which_only_torch_ran_does_not_count(clock: Clock) -> None:
     assert python(timer) == {}
 
 
+@pytest.mark.parametrize(("waits", "is_framework", "expected"), [(1, False, 0.003), (0, False, 0.0), (1, True, 0.0)])
+def test_idle_time_is_a_wait_if_user_code_gave_up_the_processor(
+    clock: Clock, waits: int, is_framework: bool, expected: float
+) -> None:
+    timer = clock.pauses(is_framework=is_framework)
+    timer.begins()
+    clock.idles(0.003, waits=waits)  # without a wait, other programs had the processor
+    timer.ends(before=0)
+    clock.idles(0.5, waits=1)  # inside an operation, torch waits for its other threads
+    assert timer.waited_seconds == pytest.approx(expected)
+    assert python(timer) == {}
+
+
 def test_garbage_collection_does_not_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "callbacks", [])
     timer = clock.pauses()
@@ -132,8 +151,8 @@ def test_only_cpu_time_of_the_recording_thread_counts() -> None:
     time.sleep(10 * SHORTEST_PAUSE_SECONDS)  # as if other programs had the processor
     pauses.ends(before=1)
     pauses.begins()
-    until = user_seconds() + 4 * SHORTEST_PAUSE_SECONDS
-    while user_seconds() < until:
+    until = thread_use().user_seconds + 4 * SHORTEST_PAUSE_SECONDS
+    while thread_use().user_seconds < until:
         pass
     pauses.ends(before=2)
     found = python(pauses)
@@ -161,7 +180,7 @@ def python_of(trace: Trace) -> float:
 @pytest.fixture
 def step_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Clock of recorded code: only `works` takes time, however busy the machine is."""
-    monkeypatch.setattr(dispatch, "PauseTimer", partial(PauseTimer, clock=lambda: clock.now))
+    monkeypatch.setattr(dispatch, "PauseTimer", partial(PauseTimer, clock=clock.use))
     return clock
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -259,3 +261,22 @@ def test_a_wait_inside_a_step_is_kept_on_every_gpu(waits: Callable[[float], obje
     if kept:
         assert found.iteration_seconds_low < 0.05  # elsewhere, the step may not wait; its Python takes as long there
     assert any("outside torch" in note for note in found.notes) is (kept > 0)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.0])
+def test_short_wait_in_a_long_step_is_kept_beside_busy_programs(seconds: float) -> None:
+    model, rows = nn.Linear(512, 512), torch.randn(256, 512)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+
+    def step() -> None:
+        time.sleep(seconds) if seconds else None
+        for _ in range(20):  # torch waits for its other threads, which have no processor
+            model(rows).sum().backward()
+
+    try:
+        trace = capture(step)
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+    assert 0.5 * seconds <= trace.waited_seconds <= 2 * seconds
