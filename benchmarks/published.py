@@ -63,4 +63,5 @@ def _summary(model: str, gpu: str, step: StepDescription, rows: list[Scored], ru
         measured_ms=float(f"{1e3 * middle.case.measured:.4g}") if kept else None,
         predicted_ms=float(f"{1e3 * middle.predicted[1]:.4g}") if kept else None,
         is_training=step.is_training,
+        trains=step.trains,
     )

@@ -272,11 +272,14 @@ def _published_error(step: Trace, findings: Findings) -> str:
     """Return a sentence with the prediction errors of the most similar published steps, on the recommended GPU."""
     best = findings.ranking.cheapest
     first = findings.predictions.items_in_order[0] if best is None else best.prediction
-    gpu = first.layout.gpu.name
+    gpu = first.layout.name
     found = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
     error = statistics.median(case.absolute_error for case in found)
-    return f"The {len(found)} most similar published steps, for the {gpu}: median error {share(error)}."
+    inside, steps = sum(case.inside for case in found), sum(case.steps for case in found)
+    narrow = ", so expect more than the (90 %) column says" if 2 * inside < steps else ""
+    within = f"{inside} of {steps} within their interval{narrow}"
+    return f"The {len(found)} most similar published models, for the {gpu}: median error {share(error)}, {within}."
 
 
 PUBLISHED: Final = 8
-"""Number of published steps whose errors are summarized: the default of `accuracy --cases`."""
+"""Number of published models whose errors are summarized: the default of `accuracy --cases`."""

@@ -7,6 +7,7 @@ case is one model on one GPU in one precision, measured by one source.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ ModelKind = Literal[
 ]
 PrecisionClass = Literal["16 bits", "TF32", "float32", "float8", "other"]
 SourceSplit = Literal["held out", "fitted"]
+TrainedPart = Literal["all", "adapters", "adapters over 4 bits"]
 
 SPLITS: Final[Mapping[SourceSplit, str]] = {
     "held out": "no constant was chosen on this source",
@@ -80,6 +82,7 @@ class PublishedCase:
         measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
         predicted_ms: Predicted milliseconds of the median step.
         is_training: Whether the step has a backward pass.
+        trains: Part of the parameters that is trained.
     """
 
     model: str
@@ -95,6 +98,7 @@ class PublishedCase:
     measured_ms: float | None = None
     predicted_ms: float | None = None
     is_training: bool = True
+    trains: TrainedPart = "all"
 
     @property
     def generation(self) -> str:
@@ -110,10 +114,11 @@ class StepDescription:
     kind: ModelKind
     precision: PrecisionClass
     is_training: bool = True
+    trains: TrainedPart = "all"
 
 
 def describe(trace: Trace) -> StepDescription:
-    """Return kind of model and precision of a recorded step, and whether the step trains."""
+    """Return kind of model and precision of a recorded step, whether the step trains, and which part."""
     counts: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for shape in (shape for item in work_items(trace) for shape in item.shapes):
@@ -122,7 +127,18 @@ def describe(trace: Trace) -> StepDescription:
             flops[shape.dtype] += int(batch_shapes([shape]).flops[0])
     dtype = flops.most_common(1)[0][0] if flops else "float32"
     is_training = any(operation.phase == "backward" for operation in trace.operations)
-    return StepDescription(kind=_kind(counts), precision=_precision(dtype), is_training=is_training)
+    return StepDescription(
+        kind=_kind(counts), precision=_precision(dtype), is_training=is_training, trains=_trained_part(trace)
+    )
+
+
+def _trained_part(trace: Trace) -> TrainedPart:
+    """Return the part of the parameters that a step trains."""
+    if any("4bit" in operation.name for operation in trace.operations):
+        return "adapters over 4 bits"
+    sizes = [(math.prod(one.shape), one.requires_grad) for one in trace.parameters]
+    trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+    return "adapters" if 0 < 2 * trained < every else "all"  # most adapters are 0.1 to 10 %
 
 
 def _kind(counts: Counter[str]) -> ModelKind:
@@ -182,16 +198,19 @@ def nearest_cases(
     """Return the cases most similar to a step on a GPU, most similar first.
 
     If the same kind of model has cases, only these are returned, and of these only cases with the same mode (training
-    or inference), if any. Cases on the same GPU come first, then cases on a GPU of the same generation or in the same
-    precision. Ties go to sources on which no constant was chosen.
+    or inference), the same trained part, and one GPU or several as asked, if any. Cases on the same GPU come first,
+    then cases on a GPU of the same generation or in the same precision. Ties go to sources on which no constant was
+    chosen.
     """
     asked = gpu_of(gpu)
     precision = precision_on(step.precision, gpu)
 
     def distance(case: PublishedCase) -> tuple[int, bool, int]:
-        from_gpu = 0 if case.gpu == asked.name else 1 if case.generation == asked.architecture else 2
+        from_gpu = 0 if gpu_of(case.gpu).name == asked.name else 1 if case.generation == asked.architecture else 2
         return from_gpu + (case.precision != precision), case.split != "held out", -case.steps
 
     alike = [case for case in cases if case.kind == step.kind] or list(cases)
-    same_mode = [case for case in alike if case.is_training == step.is_training]
-    return tuple(sorted(same_mode or alike, key=distance)[:number])
+    alike = [case for case in alike if case.is_training == step.is_training] or alike
+    alike = [case for case in alike if case.trains == step.trains] or alike
+    alike = [case for case in alike if (gpu_of(case.gpu).name == case.gpu) == (asked.name == gpu)] or alike
+    return tuple(sorted(alike, key=distance)[:number])

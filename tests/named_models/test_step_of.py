@@ -368,7 +368,10 @@ def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     heading = out.partition("\n\n")[0].replace("\n  ", " ")
     assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in heading
-    assert re.search(r"The 8 most similar published steps, for the T4: median error \d+ %\.$", heading)
+    assert re.search(
+        r"The 8 most similar published models, for the T4: median error \d+ %, \d+ of \d+ within their interval",
+        heading,
+    )
     assert err == ""
     assert "\nT4 " in out
 

@@ -67,6 +67,15 @@ def test_held_out_cases_come_first() -> None:
     assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())
 
 
+def test_adapters_are_compared_with_adapters() -> None:
+    step = describe(lp.Trace.load(str(EXAMPLES / "lora.json.gz")))
+    assert step.trains == "adapters"  # 17 million of 6.8 billion parameters
+    whole, over_4_bits = (case(kind="language model", trains=part) for part in ("all", "adapters over 4 bits"))
+    adapters = case(kind="language model", gpu="T4", trains="adapters")
+    assert nearest_cases(step, "RTX-4090", [whole, over_4_bits, adapters], number=3) == (adapters,)
+    assert nearest_cases(replace(step, trains="all"), "RTX-4090", [over_4_bits, whole], number=3) == (whole,)
+
+
 def test_training_is_compared_with_training() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     inference = case(is_training=False, split="held out")
