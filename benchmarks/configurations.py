@@ -54,7 +54,7 @@ def shape_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a configuration that determine operations and shapes."""
     found = {}
     for key, value in content.items():
-        if key not in LEFT_OUT and value is not None:
+        if key not in LEFT_OUT:  # a null may differ from the default: DeepSeek-V2-Lite's q_lora_rank
             found[key] = shape_keys(value) if isinstance(value, Mapping) else value
     if isinstance(labels := content.get("id2label"), Mapping):
         found["num_labels"] = len(labels)

@@ -55,6 +55,7 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     trace = step_of_blocks(width=1024, samples=256)
     assert lp.predict(trace, ["RTX-3060"], history=False)["RTX-3060"].memory_fit != "fits"
     ways = lp.ways_to_fit(trace, "RTX-3060")
+    assert len(ways) > 1
     assert ways[0].number == 1
     assert [way.number for way in ways] == sorted(way.number for way in ways)
     assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)
@@ -62,6 +63,12 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     for way in ways:
         assert way.accumulate == ceil(256 / way.largest_batch)
         assert way.batch_size == ceil(256 / way.accumulate)
+    report = memory_report(trace, gpu("RTX-3060"))
+    assert report is not None
+    first, second = report.ways_in_words[:2]
+    assert first.startswith("To fit, with the fewest changes: ")
+    assert second == f"Cheaper, with more changes: {ways[1].sentence}."  # float32 matmuls are slow, so 16 bits pay
+    assert "bf16-mixed" in second
 
 
 def test_smaller_batches_share_the_samples_evenly_and_one_update() -> None:

@@ -159,12 +159,18 @@ def test_another_kind_of_model_is_no_suggestion() -> None:
 def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source() -> None:
     old = {"text": "an older source", "url": "https://example.com", "date": "2026-01-01"}
     rows = {name: {"source": "old", "config": {"hidden_size": 8}} for name in ("a/b", "c/d")}
-    read = {"a/b": {"hidden_size": 16, "torch_dtype": "bfloat16", "text_config": {"dtype": "x", "heads": 2}}}
+    values = {"torch_dtype": "bfloat16", "q_lora_rank": None, "text_config": {"dtype": "x", "heads": 2}}
+    read = {"a/b": {"hidden_size": 16, **values}}
     document, kept = renewed(
         {"sources": {"old": old}, "hf": rows, "diffusers": {}}, [("hf", "a/b"), ("hf", "c/d")], lambda _, n: read.get(n)
     )
     assert kept == ["hf:c/d"]
-    assert document["hf"]["a/b"]["config"] == {"hidden_size": 16, "text_config": {"heads": 2}}
+    assert document["hf"]["a/b"]["config"] == {
+        "hidden_size": 16,
+        "q_lora_rank": None,  # not the default of transformers, which is 1,536 for DeepSeek-V2
+        "text_config": {"heads": 2},
+    }
+    assert shipped("hf", "deepseek-ai/DeepSeek-V2-Lite").config["q_lora_rank"] is None
     assert document["hf"]["c/d"] == rows["c/d"]
     assert set(document["sources"]) == {"old", document["hf"]["a/b"]["source"]}
     assert json.loads(written(document)) == document
