@@ -1,46 +1,13 @@
-"""Readers of published tables: each yields cases that a user could state."""
-
-import os
-from pathlib import Path
+"""Published tables: who measured them, which need data, and when a result is refused."""
 
 import pytest
 
-import lightning_predict as lp
 from benchmarks.accuracy.readers.own_gpu import why_refused
 from benchmarks.accuracy.tables import READERS
 from benchmarks.result_files import Result, ResultTable
 from benchmarks.runs import RUNS, SOURCES
-from lightning_predict.layouts.strategy import parse_strategy
 
-DATA = Path(os.environ.get("LIGHTNING_PREDICT_DATA", Path(__file__).parents[3] / "shared"))
 WITHOUT_DATA = {name for name in READERS if not RUNS[name].needs}
-FROM_SCRIPTS = "reported-cases"
-"""Runs scripts, which record steps for minutes."""
-
-
-@pytest.mark.parametrize("name", sorted(set(READERS) - {FROM_SCRIPTS}))
-def test_reader_yields_cases_that_a_user_could_state(name: str) -> None:
-    if name not in WITHOUT_DATA and not (DATA / "validation").is_dir():
-        pytest.skip("the published tables are not here")
-    cases = list(READERS[name](DATA))
-    assert cases
-    for case in cases:
-        assert case.measured >= 0
-        assert case.source
-        assert case.model
-        parse_strategy(case.strategy)
-    known = set(lp.gpu_names())
-    layouts = {case.gpu.rpartition("x")[2] if case.gpu[0].isdigit() else case.gpu for case in cases}
-    unknown = {gpu for gpu in layouts if gpu not in known and not is_alias(gpu)}
-    assert len(unknown) <= len(layouts) // 5, unknown
-
-
-def is_alias(gpu: str) -> bool:
-    try:
-        lp.gpu(gpu)
-    except lp.LightningPredictError:
-        return False
-    return True
 
 
 def test_every_table_names_who_measured() -> None:

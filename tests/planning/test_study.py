@@ -1,11 +1,9 @@
 import importlib.util
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.planning.study import (
     Instance,
@@ -14,12 +12,10 @@ from benchmarks.planning.study import (
     StudyRun,
     compare,
     job_seconds,
-    read_study,
     run_once,
     run_study,
     study_machines,
 )
-from lightning_predict.base.errors import InvalidArgumentError, PlanningFormatError
 from lightning_predict.planning.objective import least_usd
 from lightning_predict.planning.problem import Configuration
 from tests.planning.example import HOUR, TWO_JOBS, job, on
@@ -96,50 +92,6 @@ def test_without_error_real_cost_is_predicted_cost() -> None:
     run = run_once(replace(QUICK, error=0.0), FIRST, "edf")
     assert run.deviation == 0.0
     assert run_once(QUICK, FIRST, "edf").deviation != 0.0
-
-
-def test_a_study_file_has_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text("seeds: [3]\npolicies: [edf, milp]\nmean_gap_seconds: [20]\n", encoding="utf-8")
-    assert read_study(path) == Study(seeds=(3,), policies=("edf", "milp"), mean_gap_seconds=(20.0,))
-
-
-@pytest.mark.parametrize(
-    ("document", "error", "words"),
-    [
-        ({"seed": 3}, PlanningFormatError, "study.yaml, line 1 has the field 'seed'; expected only"),
-        ({"seeds": 5}, PlanningFormatError, "study.yaml, line 1: seeds is 5; expected"),
-        (
-            {"nodes": [1.5]},
-            PlanningFormatError,
-            "study.yaml, line 2: nodes[0] is 1.5; expected an integer of at least 0.",
-        ),
-        (
-            {"mean_gap_seconds": ["x"]},
-            PlanningFormatError,
-            "study.yaml, line 2: mean_gap_seconds[0] is 'x'; expected a finite number.",
-        ),
-        ({"policies": ["magic"]}, InvalidArgumentError, "no policy 'magic'"),
-        ({"policies": []}, InvalidArgumentError, "The study has no runs"),
-        ({"error": 1.0}, InvalidArgumentError, "error=1.0; expected a share from 0 to below 1"),
-        ({"nodes": [1, 0]}, InvalidArgumentError, "nodes is 0; expected 1 or more"),
-        ({"mean_gap_seconds": [30, -1]}, InvalidArgumentError, "mean_gap_seconds is -1.0; expected seconds above 0"),
-        ({"restart_seconds": [60, -1]}, InvalidArgumentError, "restart_seconds=-1.0; expected a number of 0 or more"),
-        ({"interruptions_per_hour": 0.1}, InvalidArgumentError, "interruptions_per_hour needs setting: clouds"),
-        (
-            {"setting": "clouds", "interruptions_per_hour": 0.1},
-            InvalidArgumentError,
-            "may be interrupted, and checkpoint_seconds is not given",
-        ),
-    ],
-)
-def test_malformed_studies_say_what(
-    tmp_path: Path, document: dict[str, object], error: type[Exception], words: str
-) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    with pytest.raises(error, match=re.escape(words)):
-        read_study(path)
 
 
 def test_a_time_by_hand() -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.training.cpu_profiles import fastest, measure
+from benchmarks.training.cpu_profiles import measure
 from lightning_predict.cli import main
 from lightning_predict.record.imports import import_trace
-from lightning_predict.record.trace import Operation, Trace
 from lightning_predict.regression.layers import layers_of
 
 
@@ -54,14 +53,3 @@ def test_a_profile_of_torch_is_a_recording_of_the_cpu(tmp_path: Path) -> None:
     layers = layers_of(import_trace(str(tmp_path / "profile.json")))
     assert {"conv2d (float32, forward)", "linear (float32, backward)"} <= {one.kind for one in layers}
     assert all(one.seconds > 0 for one in layers)
-
-
-def test_the_least_time_of_each_call_counts() -> None:
-    def step(*seconds: float) -> Trace:
-        calls = (Operation(name="aten::mm", phase="forward", host_seconds=time) for time in seconds)
-        return Trace(operations=tuple(calls), device="cpu", recorder="kineto")
-
-    least = fastest([step(3.0, 1.0), step(2.0, 5.0)])
-    assert [one.host_seconds for one in least.operations] == [2.0, 1.0]
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        fastest([step(3.0), step(2.0, 5.0)])
