@@ -215,15 +215,8 @@ def predict_workload(
 ) -> Predictions:
     """Predict the rest of a run: `predict` with validation and other facts that a Trainer knows.
 
-    Args:
-        trace: One training step.
-        layouts: GPUs and layouts to predict. If `layouts` is a `PricedGpus`, the GPU of the recording is added.
-        workload: Remaining steps and validation batches on each GPU of the recorded run.
-        assumptions: The assumptions.
-        validation: Recorded validation batch; None uses the forward pass of the training step.
-        forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
-            trace.
-        adapts_precision: Predict a step under autocast in bfloat16 in float16 on GPUs that emulate bfloat16.
+    Without `validation`, a validation batch takes the forward pass of the training step. Without `forecast`, the time
+    on the machine in use follows from the trace. The GPU of the recording is added to a `PricedGpus`.
     """
     assumptions = assumptions.of_step(trace)
     group = layouts.group if isinstance(layouts, PricedGpus) else None

@@ -64,15 +64,8 @@ if TYPE_CHECKING:
 class StepPredictor:
     """Predictor of a recorded step and the rest of its run, on any layout.
 
-    Args:
-        trace: One training step.
-        gpus: The GPUs of all layouts to predict.
-        assumptions: The assumptions.
-        workload: Remaining work on each GPU of the recorded run; None predicts only the step.
-        validation: Recorded validation batch; None uses the forward pass of the training step.
-        forecast: Remaining seconds on the machine in use, from the progress of the run; None derives the time from the
-            trace.
-        same_sizes: Predictor of a step whose tensors have the same sizes, so that its memory is not simulated again.
+    Arguments as in `predict_workload`. `same_sizes` is a predictor of a step whose tensors have the same sizes, so that
+    its memory is not simulated again.
 
     Attributes:
         trace: The recorded step, modified by the assumptions.
@@ -211,11 +204,7 @@ class StepPredictor:
     ) -> MemoryNeed:
         """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
-        Args:
-            layout: The GPUs.
-            strategy: How the GPUs share the work.
-            reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
-            finds_least: Whether to simulate the least filled GPU as well.
+        `finds_least` also simulates the least filled GPU.
         """
         return memory_need_of(
             self._memory,
@@ -399,15 +388,8 @@ def memory_need_of(
 ) -> MemoryNeed:
     """Return whether the kind of step that needs the most memory fits on each GPU; empty if no need is known.
 
-    Args:
-        memory: Kinds of step, each with its memory need on one GPU.
-        layout: The GPUs.
-        sharing: How the GPUs share the work.
-        tables: Sharded embedding tables; None without sharded tables.
-        reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
-        correction: Measured over derived memory, which `memory` already includes.
-        ranks: Cache of the simulated ranks of each kind of step, by id; None for no cache.
-        finds_least: Whether to simulate the least filled GPU as well.
+    `correction` is measured over derived memory, which `memory` already includes. `ranks` caches the simulated ranks of
+    each kind of step, by id.
     """
     found = []
     for kind, single in memory:

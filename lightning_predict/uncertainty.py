@@ -292,13 +292,8 @@ def device_ends(
 ) -> tuple[_Array, _Array]:
     """Return the ends of the device time of a step, relative to the middle, each (gpus,).
 
-    Args:
-        times: Times of the items of work, (gpus, items).
-        families: Family of each item.
-        shapes: Shape of each item.
-        spread: Errors that all operations share. For ratios of measured kernels, these errors cancel.
-        is_validated: Whether predictions for the GPU's vendor were compared with measurements.
-        is_fused: Whether a compiler or a library fuses operations of the step.
+    `times` have the shape (gpus, items). The errors that all operations share (`spread`) cancel in ratios of measured
+    kernels.
     """
     device = times.middle.sum(axis=1)
     low, high = interval_of_sum(times, families, shapes)

@@ -86,11 +86,6 @@ def history_path(path: str | Path | None = None) -> Path:
 def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
     """Run `work` on a file with a timeout; return its result or raise its error.
 
-    Args:
-        path: The file, which need not exist.
-        work: Reads or writes the file.
-        seconds: Timeout.
-
     Raises:
         OSError: The path exists and is not a regular file, or `work` raised this error.
         TimeoutError: `work` did not finish in time, or an earlier use of the file still hangs.

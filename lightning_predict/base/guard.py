@@ -118,9 +118,7 @@ def fallback_on_error(
 ) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
     """Return a decorator for a method: if the method fails, report the error and return a fallback value.
 
-    Args:
-        make_fallback: Returns the fallback value.
-        report: Reports the error. An error in `report` is logged.
+    An error in `report` is logged.
     """
 
     def decorate(

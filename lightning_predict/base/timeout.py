@@ -78,11 +78,6 @@ _UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
 def run_unless_hanging(seconds: float, resource: str, work: Callable[[], Result]) -> Result:
     """Call `work` with a timeout, unless an earlier call on the same resource still hangs.
 
-    Args:
-        seconds: Timeout.
-        resource: Name of the resource, such as a file or a server.
-        work: Function that uses the resource.
-
     Raises:
         TimeoutError: `work` has not finished, or an earlier call still hangs.
     """

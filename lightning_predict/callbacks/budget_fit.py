@@ -74,12 +74,6 @@ class BudgetSettings:
 class BudgetFit(FitPart):
     """A budget in one fit.
 
-    Args:
-        account: Use of the run.
-        settings: Settings of the budget.
-        trainer: Trainer of the fit.
-        switch_off: Turns the budget off for this fit.
-
     Attributes:
         failure: Error on this rank that the other ranks do not know yet; None without an error.
         is_alone: Whether this is the only process, so that nothing is decided together.

@@ -36,11 +36,7 @@ def check_webhook(webhook: str | None) -> str | None:
 def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) -> Iterator[str]:
     """Send a notice to Weights & Biases and to a webhook, on rank zero.
 
-    Args:
-        trainer: Trainer with the loggers.
-        webhook: Address that takes JSON; None for no webhook.
-        event: `warned` or `exceeded`.
-        reason: Sentence without a full stop.
+    `event` is `warned` or `exceeded`.
 
     Yields:
         A sentence for every notice that was not sent.

@@ -64,12 +64,7 @@ def position_of(
 ) -> Position:
     """Read the progress of the fit. Call this only in the batch-start and batch-end hooks, where every value is known.
 
-    Args:
-        trainer: Trainer that is fitting.
-        batches_done: Number of finished batches of this epoch.
-        window_size: Observed number of batches and of optimizer steps per accumulation window (gradient accumulation).
-        moment: Current hook.
-        batches_per_epoch: Observed batches per epoch, for a loader without a length; None if unknown.
+    `batches_per_epoch` was observed, for a loader without a length.
     """
     length = _finite(trainer.num_training_batches)
     return Position(

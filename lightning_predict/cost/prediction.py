@@ -565,12 +565,7 @@ def price_of(
 ) -> Price:
     """Return the price of a run on a layout. Whole machines count, even if the layout uses only some of their GPUs.
 
-    Args:
-        run: The rest of the run.
-        layout: The GPUs that the run uses.
-        offers: Offers to choose from; None uses the offers of the package.
-        usd_per_hour: The user's own price, which takes precedence.
-        charges: Additional costs; None for no additional costs, as on the machine in use.
+    Without `offers`, the package's count; the user's own `usd_per_hour` takes precedence.
     """
     offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
     if offer is None:

@@ -158,11 +158,7 @@ def attention_factors(
 ) -> Array:
     """Return the attention slowdown of a kernel relative to the tables' kernels, (gpus, shapes) or 1 x 1.
 
-    Args:
-        shapes: Shapes of any operation. The factor is 1 except for attention.
-        kernels: Attention kernels of these shapes by name; None for the default of the torch version.
-        gpus: GPUs that run the operations.
-        software: Versions, as in `Trace.software`.
+    The factor is 1 except for attention. Without `kernels`, attention runs the default of the torch version.
     """
     concerned = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
     if not any(concerned):
@@ -192,12 +188,7 @@ def layout_factors(
     """Return the slowdown of matmuls A·Bᵀ that base networks predicted, (gpus, items); 1 for other work.
 
     Predictions without measurements of the GPU are for A·B, so the correction applies only to `base_share` of an item.
-
-    Args:
-        operations: All operations of a trace, in order.
-        items: Work of the trace.
-        gpus: GPUs that run the work.
-        base_share: Share of each item's time from networks without measurements of the GPU, shape (gpus, items).
+    `base_share` is the share of each item's time from networks without measurements of the GPU, shape (gpus, items).
     """
     factor = np.ones(base_share.shape)
     transposed = transposed_matmuls(operations)
@@ -293,13 +284,8 @@ def sustained_factors(
     no slowdown, because power limits do not reduce the memory clock.
 
     The catalogue's rate is that of one machine, and the machine of the bursts is another: the middle is between both,
-    and the ends are the two machines. A rate that the user measured applies as it is.
-
-    Args:
-        shapes: Shapes of any operation. The factor is 1 except for matmuls and fused attention in 16 bits.
-        gpus: GPUs that run the shapes.
-        seconds: Predicted seconds of the shapes in bursts, shape (gpus, shapes).
-        models: Models that predicted the seconds.
+    and the ends are the two machines. A rate that the user measured applies as it is. The factor is 1 except for
+    matmuls and fused attention in 16 bits. `seconds` are of bursts, shape (gpus, shapes).
     """
     if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
         return Interval.from_factor(np.ones((1, 1)), 1.0)

@@ -131,12 +131,8 @@ def predict_work_times(
 ) -> WorkTimes:
     """Predict the GPU time of a trace's work.
 
-    Args:
-        trace: Recorded step.
-        gpus: GPUs to predict.
-        origin: GPU on which the kernels of the trace were measured; None without measured kernels, or if unknown.
-        models: Trained models; None uses rooflines.
-        method: `auto`, `mlp` or `wave`.
+    `origin` is None without measured kernels. Without `models`, rooflines are used. `method` is `auto`, `mlp` or
+    `wave`.
     """
     chosen = check_method(method)
     items = work_items(trace)

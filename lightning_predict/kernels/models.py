@@ -217,11 +217,7 @@ def upper_bound_from_dominated_gpus(
 ) -> Array:
     """Return upper bounds on times of unmeasured GPUs: the upper interval end of the fastest dominated GPU.
 
-    Args:
-        gpus: GPUs without measurements.
-        dominated: GPUs with measurements.
-        high_seconds: Upper interval ends of the dominated GPUs, shape (dominated, shapes).
-        dtype: Compute dtype.
+    `high_seconds` has the shape (dominated, shapes).
 
     Returns:
         Upper bounds of shape (gpus, shapes); infinite if a GPU dominates no measured GPU.

@@ -331,13 +331,7 @@ def limited_transfer(
 ) -> OperationShape:
     """Return a transfer whose time may be bound by instructions, or by too few blocks.
 
-    Args:
-        read_bytes: Bytes read.
-        written_bytes: Bytes written.
-        flops: Floating-point operations.
-        cycles: Cycles to issue all instructions on a single multiprocessor.
-        blocks: Number of blocks.
-        block_cycles: Cycles of one block.
+    `cycles` are those to issue all instructions on a single multiprocessor.
     """
     return OperationShape(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
 

@@ -206,10 +206,7 @@ def predict_operation_times(
 ) -> OperationTimes:
     """Predict the times of shapes on GPUs, (gpus, shapes). Duplicates are computed once.
 
-    Args:
-        shapes: Shapes in any order, possibly with duplicates.
-        gpus: GPUs to predict.
-        models: Trained models; None uses the roofline alone.
+    Shapes may be duplicates. Without `models`, the roofline alone is used.
     """
     position: dict[OperationShape, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in shapes], dtype=np.intp)  # (shapes,)
@@ -740,10 +737,7 @@ class Explanation:
 def explain(shape: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
     """Return the source of a shape's time on a GPU, and the bounds that changed the time.
 
-    Args:
-        shape: Shape to predict.
-        gpu: GPU that computes the shape.
-        models: Trained models; None uses the roofline alone.
+    Without `models`, the roofline alone is used.
     """
     shape = in_bfloat16(shape) if float8_becomes_bfloat16(gpu) else shape
     is_matrix = operation_spec(shape.operation).units == "tensor"

@@ -71,10 +71,7 @@ def checkpoint_bytes(trace: Trace) -> float | None:
 def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodput:
     """Return the goodput with the best checkpoint interval.
 
-    Args:
-        size_bytes: Size of a checkpoint in bytes.
-        gpus: Number of GPUs. The run needs all of them.
-        reliability: Failure rate, checkpoint bandwidth and restart time.
+    The run needs all GPUs.
     """
     failing = hours_to_seconds(reliability.mtbf_hours) / gpus
     saving = size_bytes / gigabytes_to_bytes(reliability.checkpoint_gbps)

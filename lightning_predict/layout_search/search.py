@@ -230,19 +230,8 @@ def best_strategies(
 ) -> tuple[FoundStrategy, ...]:
     """Return the strategies with the lowest time per sample, fastest first.
 
-    Args:
-        shared: The recorded step.
-        layout: The GPUs.
-        step: The step on a single GPU.
-        row: Row of the GPU model in `shared`.
-        memory_of: Function that returns a lower bound of each GPU's peak memory under a strategy; None if unknown.
-        usable_bytes: Memory available to tensors on each GPU.
-        wanted: Number of strategies to return.
-        need_of: Function that simulates the memory of a strategy, for strategies that are among the fastest.
-        interconnect: Known properties of the links.
-        batch: Limits on the batch of a step.
-        fp8: Float8 scaling that candidates may use; None for no float8.
-        on_progress: Called with the number of finished candidates, and the number of all candidates.
+    `memory_of` returns a lower bound of each GPU's peak memory, or None. `need_of` simulates the memory, and is called
+    for strategies that are among the fastest.
     """
     bounds = Bounds(shared, step, row, interconnect)
     # (lower bound on the time per batch, strategy, number of batches per step)
@@ -349,12 +338,6 @@ class Bounds:
     """Lower bounds on step times, from computation, kernel launches, and tensor-parallel communication.
 
     Identical blocks are split and timed only once.
-
-    Args:
-        shared: The recorded step.
-        step: The step on a single GPU.
-        row: Row of the GPU model in `shared`.
-        interconnect: Known properties of the links.
     """
 
     def __init__(self, shared: MultiGpuStep, step: StepPrediction, row: int, interconnect: Interconnect) -> None:

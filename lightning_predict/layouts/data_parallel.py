@@ -88,13 +88,7 @@ def overlap_with_collectives(
 ) -> OverlappedStep:
     """Schedule the work of a step together with communication between replicas, if there is a backward pass.
 
-    Args:
-        trace: Trace with the parameters that one GPU holds.
-        work: Operations of the step.
-        splitter: Splits the time of the operations into segments.
-        links: Links between replicas.
-        strategy: Parallel strategy.
-        experts: Links between GPUs that hold the same experts; None uses `links`.
+    Without `experts`, `links` also join GPUs that hold the same experts.
     """
     if not has_backward(work):
         (whole,) = splitter.segments([])

@@ -54,13 +54,8 @@ from lightning_predict.uncertainty import STRAGGLER_WAIT, on_several_gpus
 class MultiGpuStep:
     """A recorded step, simulated on a single GPU of each model, that predicts the step on layouts of several GPUs.
 
-    Args:
-        trace: The step of one GPU.
-        timed: Work of the step with device seconds; one row per GPU, in the order of `gpus`.
-        gpus: The GPU models, without duplicates.
-        origin: GPU on which the trace was recorded.
-        models: Trained kernel models that time the parts of a split model; None uses rooflines.
-        host: Assumptions about the CPU.
+    `timed` has one row per GPU, in the order of `gpus`, which has no duplicates. Without `models`, rooflines time the
+    parts of a split model.
     """
 
     def __init__(
@@ -97,12 +92,7 @@ class MultiGpuStep:
     ) -> StepPrediction:
         """Return the step on a layout.
 
-        Args:
-            layout: The GPUs. Each replica processes the number of samples of the trace.
-            step: The step on a single GPU.
-            row: Row of the GPU model.
-            strategy: Parallel strategy.
-            interconnect: Known properties of the links.
+        Each replica processes the number of samples of the trace.
         """
         if layout.count == 1:
             own = strategy.on_one_gpu

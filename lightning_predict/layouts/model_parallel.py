@@ -173,13 +173,7 @@ def model_stages(
 
 
 def _shard_spec(strategy: Strategy, micro_batches: int, updated: float) -> ShardSpec:
-    """Return how the work of a batch is split over GPUs.
-
-    Args:
-        strategy: Parallel strategy.
-        micro_batches: Number of micro-batches per batch.
-        updated: Share of the parameters that one GPU updates.
-    """
+    """Return how the work of a batch is split over GPUs."""
     repeated, is_sharded = micro_batches * strategy.accumulate, strategy.split.parameters
     return ShardSpec(
         strategy.tensor,
@@ -467,12 +461,7 @@ def sharing_collectives(strategy: Strategy) -> dict[str, float]:
 def stage_times(stage: Stage, links: Links, strategy: Strategy, row: int, factors: Ends) -> StageTimes:
     """Predict the time of a stage's micro-batch on a layout.
 
-    Args:
-        stage: The stage.
-        links: Links of all GPUs.
-        strategy: Parallel strategy.
-        row: Row of the layout's GPU model in arrays.
-        factors: Factors on the simulated times, as (low, middle, high).
+    `factors` on the simulated times are (low, middle, high).
     """
     communication, unhidden = _communication(stage, links, strategy, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
@@ -516,15 +505,7 @@ def model_parallel_step(
 ) -> StepPrediction:
     """Return the step of a layout with model parallelism.
 
-    Args:
-        step: The step on one GPU.
-        work: Operations of the step.
-        simulated: Simulation of `work`.
-        slowest_stage: Times of a micro-batch in the slowest stage.
-        schedule_length: Time of forward and backward of the whole step, in micro-batches of the slowest stage.
-        layout: The GPUs.
-        seconds: Step time, as (low, middle, high).
-        overlapped: Times of the step with communication between replicas.
+    `schedule_length` counts micro-batches of the slowest stage. `seconds` are (low, middle, high).
     """
     stage, row = slowest_stage.stage, slowest_stage.row
     low, middle, high = seconds.tolist()

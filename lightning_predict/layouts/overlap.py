@@ -145,10 +145,7 @@ class Event:
 def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], row: int) -> tuple[Event, ...]:
     """Return a step's segments and transfers with start times and the critical path, ordered by start.
 
-    Args:
-        segments: Segments in order.
-        transfers: Transfers in order, with non-decreasing `after`.
-        row: Index of the row whose times are used.
+    Transfers have non-decreasing `after`.
     """
     clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()

@@ -451,13 +451,7 @@ class WorkSharder:
     """Splits the work of a step over GPUs, for several `ShardSpec`s. Identical work is split and timed only once.
 
     A part never takes longer than a larger part. Measured and corrected times are scaled by the ratio of the predicted
-    times of the part and the whole.
-
-    Args:
-        trace: The step of one GPU.
-        timed: Work of the step with device seconds; one row per GPU of `clock`.
-        model: The model of the trace.
-        clock: Times the parts.
+    times of the part and the whole. `timed` has one row per GPU of `clock`, which times the parts.
     """
 
     def __init__(self, trace: Trace, timed: WorkTimes, model: SplitModel, timer: ShapeTimer) -> None:

@@ -73,10 +73,7 @@ CURVE_POINTS: Final = 60
 def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = None) -> MemoryBreakdown | None:
     """Return the memory breakdown of a step; None if the trace has no output tensors.
 
-    Args:
-        trace: Trace of one kind of step.
-        gpu: GPU whose memory is predicted.
-        reserved_bytes: Reserved memory; None simulates the allocator, without the trials of cuDNN.
+    Without `reserved_bytes`, the allocator is simulated, without the trials of cuDNN.
     """
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None

@@ -87,11 +87,7 @@ def check_forecast(
 ) -> BudgetVerdict:
     """Compare a forecast with the limits. Stop if its low end exceeds a limit, warn if its middle does.
 
-    Args:
-        meters: Quantities with a limit.
-        elapsed_seconds: Seconds of this fit so far.
-        forecast: Remaining seconds.
-        steps: Number of steps on which the forecast is based, for the message; None omits the number.
+    `steps` is the number of steps on which the forecast is based, for the message.
     """
     verdict = GO_ON
     from_steps = "" if steps is None else f", {steps:,} step{'' if steps == 1 else 's'} measured"
@@ -140,12 +136,6 @@ DueCheck = Literal["forecast", "use"]
 @final
 class BudgetWatch:
     """Decides after which batches to check the budget, and checks the budget.
-
-    Args:
-        meters: Quantities with a limit.
-        ledger: Used amounts.
-        schedule: Schedule that decides when a forecast is reliable enough to act on.
-        warmup_steps: Number of batches before the first forecast.
 
     Attributes:
         forecast: Remaining seconds in the last check; None if unknown.

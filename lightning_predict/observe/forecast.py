@@ -196,11 +196,7 @@ def forecast_rest(
 ) -> RestOfRun:
     """Compute the rest of a run, from its counts and the times on the machine in use so far.
 
-    Args:
-        inputs: Facts about the run that the trainer reports.
-        times: Times of the run so far.
-        batches_per_window: Number of batches of the recorded step; if None, the trainer's gradient accumulation.
-        samples: Number of samples of the recorded step; None if unknown.
+    Without `batches_per_window`, the trainer's gradient accumulation counts.
     """
     counts, position = remaining(inputs.position), inputs.position
     size = batches_per_window or position.batches_per_window

@@ -192,13 +192,7 @@ class Outcome:
 
 @final
 class OutcomeTimer:
-    """Timer of the run from a prediction on.
-
-    Args:
-        expected: The expected time.
-        clock: Returns seconds of a monotonic clock.
-        batches_seen: Number of training batches of the run so far.
-    """
+    """Timer of the run from a prediction on."""
 
     def __init__(self, expected: Expected, *, clock: Callable[[], float], batches_seen: int) -> None:
         self._expected = expected

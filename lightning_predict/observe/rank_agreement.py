@@ -76,15 +76,8 @@ class SingleProcess:
 class StoreAgreement:
     """Joint decisions through a key-value store.
 
-    Args:
-        store: Key-value store that all ranks share.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-        name: Prefix of the keys, equal on every rank, and unique in the store.
-        wait_seconds: Timeout of rank zero, which waits for the other ranks. The other ranks wait twice as long, because
-            rank zero may take time to decide.
-        clock: Returns seconds.
-        sleep: Waits for a number of seconds.
+    `name` is unique in the store and equal on every rank. Rank zero waits `wait_seconds` for the other ranks, which
+    wait twice as long, because rank zero may take time to decide.
     """
 
     def __init__(

@@ -215,17 +215,7 @@ class WatchedLoop(Loop):
 class WatchedRun(Predicts):
     """Training loop that is watched; see `watch`.
 
-    Args:
-        loop: Describes the loop.
-        request: Request of predictions.
-        terms: Limits of the budget.
-        model: Model to train; None if unknown.
-        device: Training device.
-        raises: Whether an exceeded budget raises an error.
-        warmup_steps: Number of steps to time before a step is recorded.
-        samples: Number of samples per step; None if unknown.
-        records: Whether this process records a step and predicts.
-        wait_seconds: Maximum seconds to wait for the other ranks; None for `WAIT_SECONDS`.
+    `records` states whether this process records a step and predicts.
 
     Attributes:
         observer: Times of the loop so far. Report validation and checkpoints to the observer.

@@ -194,12 +194,7 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
 
     The plan began when its first job began. A job without a file has not started. Jobs of other plans are ignored. If a
     job has two files, the newer file is used. The spent money is estimated from the times in these files, and excludes
-    machines that a job has left.
-
-    Args:
-        folder: The folder with the jobs' checkpoints, including subfolders.
-        problem: The planned problem.
-        now: Seconds since 1970.
+    machines that a job has left. `now` is in seconds since 1970.
     """
     jobs = {job.name: job for job in problem.jobs}
     found: dict[str, tuple[Progress, PlanSlot]] = {}

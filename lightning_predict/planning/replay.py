@@ -124,11 +124,7 @@ def replay(
 ) -> PlanReplay:
     """Replay a plan with jobs that take more or less time than predicted.
 
-    Args:
-        segments: The segments of a plan that starts from the beginning, not from a running state.
-        problem: The planned problem.
-        actual_seconds: Actual time of the whole run, by job and configuration.
-        again: Functions that plan again, by the time in seconds. They are not called if all jobs have ended by then.
+    `again` has functions that plan again, by the time in seconds. They are not called if all jobs have ended by then.
     """
     jobs = {job.name: job for job in problem.jobs}
     planned = {segment.job for segment in segments}

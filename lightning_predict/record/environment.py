@@ -161,14 +161,8 @@ def measure_memory(
 ) -> Memory:
     """Return the memory that persists through the step; None for unknown values.
 
-    Args:
-        roots: Outermost modules.
-        leaves: Parameters whose module is unknown, used if there are no roots.
-        optimizers: Optimizers that stepped.
-        has_backward: Whether the step ran a backward pass.
-        forward_gradient_bytes: Size of the gradients that existed during the forward pass.
-        peak_bytes: Peak allocated memory of the CUDA allocator.
-        reserved_bytes: Peak reserved memory of the CUDA allocator.
+    `leaves` are parameters of unknown modules, used if there are no roots. `forward_gradient_bytes` existed during the
+    forward pass.
     """
     tensors = {id(tensor): tensor for root in roots for tensor in (*root.parameters(), *root.buffers())}
     if not roots:

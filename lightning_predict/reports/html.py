@@ -71,14 +71,7 @@ def html_report(
 ) -> str:
     """Return the whole HTML document.
 
-    Args:
-        predictions: The predictions to show.
-        ranking: Ranking of the same predictions.
-        title: Heading of the page.
-        columns: Names of optional columns to show.
-        offers: Offers that the prices come from, cited as sources; None uses the offers of the package.
-        made_on: Date on the page; None for today.
-        sections: Further sections after the table and the charts, as HTML. Text in these sections must be escaped.
+    Without `offers`, the package's are cited as sources of prices. Text in `sections` must be escaped.
     """
     shown = grid(predictions, columns=columns)
     notes = (energy_note(predictions),) if "kilowatt_hours" in columns else ()

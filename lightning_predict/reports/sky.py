@@ -118,18 +118,7 @@ def write_sky_task(
 ) -> str:
     """Return a SkyPilot task in YAML; SkyPilot chooses fields that are None.
 
-    Args:
-        name: Name of the task.
-        run: Command that trains; None rents the machine without starting a command.
-        accelerators: SkyPilot's GPU name and count: `L4:1`.
-        cloud: SkyPilot's name of the cloud.
-        region: The cloud's name of the region.
-        instance_type: The cloud's name of the machine.
-        use_spot: Whether to rent a spot machine.
-        num_nodes: Number of machines.
-        file_mounts: Mounted sources, by folder on the machine.
-        envs: Environment variables of the command.
-        comment: Comment lines at the top.
+    Without `run`, the machine starts no command. `accelerators` are SkyPilot's: `L4:1`.
     """
     resources = {
         "cloud": cloud,

@@ -58,15 +58,7 @@ def print_table(
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print the table and its footnotes. Columns that do not fit into a narrow terminal are named below the table.
-
-    Args:
-        predictions: The predictions to print.
-        console: Console to print to; None uses standard output, with 120 columns if standard output is a file.
-        columns: Names of optional columns to show.
-        verbose: Add prediction methods, sources of prices, and all notes.
-        notes: Additional notes.
-    """
+    """Print the table and its footnotes. Columns that do not fit into a narrow terminal are named below the table."""
     from rich.console import Console
     from rich.text import Text
 
@@ -210,12 +202,7 @@ def markdown_table(
 ) -> str:
     """Return the table and its footnotes in Markdown.
 
-    Args:
-        predictions: The predictions to show.
-        columns: Names of optional columns to show.
-        verbose: Add prediction methods, sources of prices, and all notes.
-        notes: Additional notes.
-        width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
+    Columns that do not fit into `width` are dropped.
     """
     predictions = predictions if verbose else predictions.shown()
     shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)

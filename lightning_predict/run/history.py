@@ -198,14 +198,7 @@ def correction_for(
     """Return a correction from earlier runs of the same model on the step's layout; None without such runs.
 
     Runs of exactly this step are preferred. Otherwise, the step time is interpolated between runs at two or more other
-    batch sizes, or extrapolated by at most `MAX_EXTRAPOLATION`.
-
-    Args:
-        records: Runs of the history, oldest first.
-        fingerprint: Fingerprint of the trace.
-        step: Current prediction of the step.
-        model: Fingerprint from `model_fingerprint_of`; None if unknown.
-        samples: Number of samples of the step; None if unknown.
+    batch sizes, or extrapolated by at most `MAX_EXTRAPOLATION`. `model` is a fingerprint of `model_fingerprint_of`.
     """
     there = [record for record in records if record.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]

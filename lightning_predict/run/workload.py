@@ -269,14 +269,8 @@ def predict_run(
     """Predict the time of the rest of a run on the GPU of the step.
 
     The interval of the step applies to training and validation. Host times (waits, checkpoints, ends of epochs) are the
-    same on every GPU, and their intervals are independent of it.
-
-    Args:
-        step: Prediction of one training step.
-        workload: The remaining work.
-        validation: Prediction of one validation batch; None uses the forward part of a training batch.
-        batches: Number of batches in one training step.
-        replicas: Number of data-parallel replicas.
+    same on every GPU, and their intervals are independent of it. Without `validation`, a validation batch takes the
+    forward part of a training batch.
     """
     samples, loader = workload.samples_per_iteration, workload.loader
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)

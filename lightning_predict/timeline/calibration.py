@@ -94,14 +94,7 @@ def measured_host(host: HostModel | None = None, spread: float = SURROGATE_SPREA
 
 
 def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
-    """Calibrate the host and the corrections with the measured step.
-
-    Args:
-        trace: Trace of the step.
-        timed: Predicted times of the trace's work.
-        origin: GPU on which the trace was recorded; None if unknown.
-        target: Assumptions about the host of the predicted GPUs.
-    """
+    """Calibrate the host and the corrections with the measured step."""
     if not trace.has_measured_kernels:
         return _calibrate_without_kernels(trace, timed, origin, target)
     is_recorded = has_recorded_launches(trace)

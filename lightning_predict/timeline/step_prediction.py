@@ -172,13 +172,7 @@ def predict_steps(
 ) -> tuple[StepPrediction, ...]:
     """Predict the step on each GPU from the predicted times of the trace's work.
 
-    Args:
-        trace: Trace of the step.
-        timed: Predicted times of the trace's work, with rows in the order of `gpus`.
-        gpus: GPUs to predict.
-        origin: GPU on which the trace was recorded. The prediction for this GPU is the measured step.
-        host: Assumptions about the host of the GPUs.
-        is_host_measured: Whether the host factor comes from a measured host-bound step, and is not an assumption.
+    `timed` has rows in the order of `gpus`. The prediction for `origin` is the measured step.
     """
     found: dict[int, StepPrediction] = {}
     hosts = [host if is_host_measured else usual_host(host, one) for one in gpus]

@@ -29,11 +29,7 @@ DEVICE_PROCESS: Final = 1
 def chrome_trace(trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None) -> dict[str, Any]:
     """Return the timeline of an isolated step, at whose start the device is idle, in the Trace Event format.
 
-    Args:
-        trace: Trace of one step.
-        target: GPU to predict.
-        origin: GPU on which the trace was recorded, if known.
-        models: Trained models; None uses rooflines.
+    Without `models`, rooflines are used.
     """
     timed = predict_work_times(trace, [target], origin=origin, models=models)
     own = calibrate_step(trace, timed, origin, usual_host(UNKNOWN_HOST, target))

@@ -55,11 +55,7 @@ class _RefusedError(Exception):
 class Download:
     """Downloads files from one address before a deadline.
 
-    Args:
-        address: Address of the folder.
-        seconds: Time limit for all downloads together.
-        allow_http: Whether to follow redirects to unencrypted addresses of other machines.
-        clock: Function that returns the current time in seconds.
+    `seconds` limits all downloads together.
     """
 
     def __init__(

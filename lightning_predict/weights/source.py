@@ -106,11 +106,7 @@ def address_of(
 ) -> Address:
     """Parse and check an address.
 
-    Args:
-        url: Address of a folder with a manifest.
-        allow_http: Whether to allow unencrypted addresses of other machines.
-        what: Name of the address in error messages.
-        expected: Expected target of the address, for error messages.
+    `what` and `expected` are words of error messages.
     """
     try:
         if not isinstance(url, str):

@@ -356,11 +356,7 @@ def _attention(
 ) -> tuple[OperationShape, ...] | None:
     """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim).
 
-    Args:
-        operation: Call to translate.
-        tensors: Queries, keys and values.
-        backward: Whether the call is the backward pass.
-        eager_dtype: Compute dtype of eager attention; None if a fused kernel takes the call.
+    `eager_dtype` is None if a fused kernel takes the call.
     """
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
         return None

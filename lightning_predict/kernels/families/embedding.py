@@ -151,11 +151,7 @@ def unique_rows(c: Columns) -> Array:
 def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_bags: bool = False) -> Array:
     """Estimate the L2 hit rate of look-ups, shape (gpus, shapes).
 
-    Args:
-        c: Columns of the shapes.
-        gpus: GPUs that look up.
-        value_bytes: Bytes of a number.
-        whole_bags: Whether a bag hits only if all of its rows are cached, as in the backward pass.
+    With `whole_bags`, a bag hits only if all of its rows are cached, as in the backward pass.
     """
     asked = c["bags"] * c["lookups"]
     l2 = per_gpu(gpus, lambda gpu: gpu.l2_bytes)

@@ -77,10 +77,7 @@ _Count = TypeVar("_Count", float, Array)
 def _backward_cycles(cycles: tuple[float, float], positions: _Count, window_elements: _Count) -> _Count:
     """Return SM cycles of a backward pass that visits each position, and the windows that contain the position.
 
-    Args:
-        cycles: SM cycles per position, and SM cycles per window that contains the position.
-        positions: Number of positions of the images.
-        window_elements: Sum of the elements of all windows.
+    `cycles` are per position, and per window that contains the position.
     """
     by_position, by_window = cycles
     return by_position * positions + by_window * window_elements

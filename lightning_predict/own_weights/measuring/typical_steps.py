@@ -126,10 +126,7 @@ def record_steps(folder: Path, device: torch.device) -> tuple[Path, ...]:
 def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> dict[str, float]:
     """Return the share of the GPU time of a ResNet-50's and a GPT-2's step in measured operations.
 
-    Args:
-        gpu: The measured GPU.
-        tuned: Families of operations with enough rows.
-        factors: Operations and dtypes with enough rows, as "gelu/bfloat16".
+    `tuned` and `factors` ("gelu/bfloat16") have enough rows.
     """
     steps = {name: TYPICAL_STEPS[name](torch.device("meta")) for name in ("resnet50", "gpt2")}
     traces = {name: capture(step, warmup_steps=0, precision="bf16-mixed") for name, step in steps.items()}
