@@ -4,7 +4,8 @@ A source errs as a whole: its machine, its software, its way to time. The median
 steps of an accuracy table in `benchmarks/results` is its deviation. The half width is 1.645 times the root of the mean
 square over sources. The worst source is left out: its figures hold something else than the step. Sources of fused steps
 deviate more, and the difference of the squares is the part of fusion. The spread of the operations stays as it is.
-Each source is then left out whole, and the deviation of the others says how far it lies out.
+Each source is then left out whole, and the deviation of the others says how far it lies out. The command prints the
+share of each source's steps inside the intervals, beside their width, as shipped and fitted without that source.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 from benchmarks.render_docs import results
 from benchmarks.result_files import Result
@@ -32,23 +34,56 @@ FEWEST: Final = 3
 """Minimum number of steps of a source."""
 
 
-def deviations(found: Iterable[Result], *, fused: bool) -> dict[str, float]:
-    """Return the median of log(predicted / measured) of each table, over its steps with or without fused kernels."""
-    medians: dict[str, float] = {}
+@final
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """A published step: log(predicted / measured), and the half width of its interval in log(seconds)."""
+
+    error: float
+    half_width: float
+
+
+def step_errors(found: Iterable[Result], *, fused: bool) -> dict[str, list[StepError]]:
+    """Return the steps of each table with or without fused kernels, if there are enough of them."""
+    errors: dict[str, list[StepError]] = {}
     for one in found:
         for table in one.tables:
             if not table.title.endswith(": time, each"):
                 continue
-            setting, error = table.columns.index("setting"), table.columns.index("error %")
-            ratios = [
-                math.log1p(float(row[error].replace(",", "")) / 100)
+            setting, error, width = (table.columns.index(name) for name in ("setting", "error %", "width"))
+            steps = [
+                StepError(math.log1p(float(row[error].replace(",", "")) / 100), math.log(float(row[width])) / 2)
                 for row in table.rows
                 if fused == any(word in row[setting] for word in FUSED)
                 and not any(word in row[setting] for word in OTHER_FIGURES)
             ]
-            if len(ratios) >= FEWEST:
-                medians[one.name] = statistics.median(ratios)
-    return medians
+            if len(steps) >= FEWEST:
+                errors[one.name] = steps
+    return errors
+
+
+def deviations(found: Iterable[Result], *, fused: bool) -> dict[str, float]:
+    """Return the median of log(predicted / measured) of each table, over its steps with or without fused kernels."""
+    return {
+        name: statistics.median(step.error for step in steps) for name, steps in step_errors(found, fused=fused).items()
+    }
+
+
+def coverage(errors: Mapping[str, Sequence[StepError]], shipped: float) -> Iterator[list[str]]:
+    """Yield a row for each source: its steps, the share inside and the mean width, as shipped and without the source.
+
+    Args:
+        errors: Steps by source.
+        shipped: The part of each half width that sources share.
+    """
+    medians = {name: statistics.median(step.error for step in steps) for name, steps in errors.items()}
+    for name, steps in errors.items():
+        row = [name, str(len(steps))]
+        for shared in (shipped, half_width([other for key, other in medians.items() if key != name])):
+            halves = [math.sqrt(max(step.half_width**2 - shipped**2, 0.0) + shared**2) for step in steps]
+            inside = [abs(step.error) <= half for step, half in zip(steps, halves, strict=True)]
+            row += [f"{100 * statistics.fmean(inside):.0f}", f"{statistics.fmean(math.exp(2 * h) for h in halves):.2f}"]
+        yield row
 
 
 def half_width(sources: Sequence[float]) -> float:
@@ -75,11 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain, fused = (deviations(found, fused=value) for value in (False, True))
     shared = half_width(list(plain.values()))
     wider = math.sqrt(max(half_width(list(fused.values())) ** 2 - shared**2, 0.0))
+    old = content["spread"]["new_source"], content["spread"]["fused"]
     content["spread"] |= {"new_source": round(shared, 3), "fused": round(wider, 3)}
     content["provenance"] |= {
         "sources": {"eager": left_out(plain), "fused": left_out(fused)},
         "command": "python -m benchmarks.training.step_spread whole_steps.json",
     }
+    for is_fused, shipped in ((False, old[0]), (True, math.hypot(*old))):
+        print(f"{'fused' if is_fused else 'plain'} steps: source, steps; inside %, width; the same without the source")
+        for row in coverage(step_errors(found, fused=is_fused), shipped):
+            print("  ".join([f"{row[0]:18}", *(f"{cell:>6}" for cell in row[1:])]))
     options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0
 
