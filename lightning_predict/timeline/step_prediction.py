@@ -329,7 +329,9 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
 def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
     """Return a note about kernels that count as zero: their work is unknown and no measurement can be scaled."""
     zero = np.flatnonzero(timed.seconds[row] <= 0)
-    names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
+    launched = [trace.operations[timed.items[int(index)].operations[0]] for index in zero]
+    # Step counters of optimizers stay on the CPU.
+    names = sorted({one.name for one in launched if {tensor.device for tensor in one.inputs} != {"cpu"}})
     if not names:
         return ()
     return (f"{len(names)} operations could not be timed and count as zero: {', '.join(names[:5])}.",)

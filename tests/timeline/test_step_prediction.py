@@ -196,6 +196,11 @@ def test_note_on_kernels_without_time() -> None:
     trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
     (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert step.notes == ("1 operations could not be timed and count as zero: triton::fused.",)
+    counter = TensorInfo((), "float32", device="cpu")  # of the steps of an optimizer, to which the CPU adds one
+    counting = Operation(name="aten::_foreach_add_", phase="optimizer", inputs=(counter,) * 2)
+    trace = replace(trace, operations=(product(LARGE), counting))
+    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert step.notes == ()
 
 
 SLOWER, START, GAP = PROFILER_SLOWDOWN, START_SECONDS * 1e6, GAP_SECONDS * 1e6
