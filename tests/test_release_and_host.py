@@ -51,6 +51,25 @@ def launches(trace: Trace, phase: str) -> int:
     return sum(item.launches for item in work_items(trace) if trace.operations[item.operations[0]].phase == phase)
 
 
+def test_before_torch_2_0_attention_is_two_products_and_a_softmax() -> None:
+    query = TensorInfo((8, 12, 1024, 64), "float16")
+    calls = [
+        Operation(name=f"aten::scaled_dot_product_attention{way}", phase=phase, inputs=(query,) * 3, outputs=(query,))
+        for way, phase in (("", "forward"), ("_backward", "backward"))
+    ]
+    trace = Trace(operations=tuple(calls), device="meta", recorder="dispatch", software={"torch": "2.13.0"})
+    for release, names in (
+        ("2.0", ["attention", "attention_backward"]),
+        ("1.13", ["eager_attention", "eager_attention_backward"]),
+    ):
+        items = work_items(for_torch_release(trace, release))
+        assert [shape.operation for item in items for shape in item.shapes] == names
+        assert {shape.dtype for item in items for shape in item.shapes} == {"float16"}
+    # Scores of 1,024 x 1,024 for each of 96 heads, 0.2 GB, are written and read where a fused kernel keeps them.
+    old, new = (lp.predict(trace, ["V100-SXM2-32GB"], release=release, history=False) for release in ("1.13", "2.0"))
+    assert old["V100-SXM2-32GB"].step.device_seconds > 1.5 * new["V100-SXM2-32GB"].step.device_seconds
+
+
 def test_before_torch_2_0_gradients_are_zeroed_and_updates_launched_singly(step: Trace) -> None:
     old = for_torch_release(step, "1.13")
     assert old.software["torch"] == "1.13"

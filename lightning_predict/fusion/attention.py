@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from lightning_predict.kernels.families.attention import ATTENTION_KERNEL, FUSED_ATTENTION
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.translation import translate
 from lightning_predict.record.data_flow import has_data_flow
-from lightning_predict.record.signatures import ATTENTION
+from lightning_predict.record.signatures import ATTENTION, ATTENTION_KERNEL
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 _MATMULS: Final = frozenset({"aten::bmm", "aten::baddbmm"})

@@ -36,13 +36,14 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.attention import ATTENTION_KERNEL, FUSED_ATTENTION
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_shape, operation_spec
 from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.record.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
+from lightning_predict.record.signatures import ATTENTION_KERNEL
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Operation, TensorInfo
 

@@ -214,7 +214,7 @@ def _sharded(
     machine, or in groups of `shard` GPUs, and all-reduces the shards across groups. torch's pipelines keep gathered
     parameters, and scatter all gradients of a stage after its last backward pass
     (`torch.distributed.pipelining.stage`). Gathered parameters are copied out of one buffer, and gradients into one,
-    between the operations (`split_with_sizes_copy`, `_chunk_cat` in torch's `_fsdp_collectives.py`). Gradients of
+    between the operations (`split_with_sizes_copy`, `_chunk_cat` in torch's module `_fsdp_collectives`). Gradients of
     frozen parameters do not exist. Experts that are dealt out are sharded among the GPUs that hold the same ones.
     """
     units = unit_bytes(trace.parameters)

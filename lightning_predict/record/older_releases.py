@@ -5,6 +5,7 @@
   of image, filter and result. The result is the gradient in the backward pass, or else the input of a following
   operation.
 * Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
+* Before torch 2.0, attention was two matmuls and a softmax.
 * Before torch 1.11, softmax kept its input for the backward pass, and before 1.10, ReLU did so.
 
     >>> solved_geometry(image=224, filter_size=7, result=112)  # ResNet's first convolution: stride 2, padding 3
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from lightning_predict.record.signatures import ATTENTION, ATTENTION_KERNEL, WRITTEN_OUT
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 CONVOLUTION: Final = "aten::convolution"
@@ -168,6 +170,15 @@ def updated_one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
             inputs = operation.inputs[index::count][:lists]
             outputs = operation.outputs[index::count] if operation.outputs else inputs[:1]
             yield replace(operation, name=f"aten::{name}", inputs=inputs, outputs=outputs)
+
+
+def with_attention_written_out(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the operations, with attention as matmuls and a softmax. Memory still counts it as one kernel."""
+    written_out = {ATTENTION_KERNEL: WRITTEN_OUT}
+    return tuple(
+        replace(one, arguments={**one.arguments, **written_out}) if one.name.startswith(ATTENTION) else one
+        for one in operations
+    )
 
 
 def with_kept_inputs(operations: Sequence[Operation], release: tuple[int, int]) -> Iterator[Operation]:

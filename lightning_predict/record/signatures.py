@@ -114,6 +114,13 @@ DRAWS_MASKS: Final = "aten::bernoulli_"
 CUDA's `native_dropout` keeps one byte per element."""
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
+
+ATTENTION_KERNEL: Final = "attention_kernel"
+"""Argument of an attention call that names its kernel, if it is not torch's default."""
+
+WRITTEN_OUT: Final = "written_out"
+"""Name for attention as two matmuls and a softmax, as before torch 2.0."""
+
 RMS_NORM: Final = "aten::rms_norm"
 FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"
 RECURRENT: Final = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")

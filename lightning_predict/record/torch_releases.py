@@ -5,6 +5,7 @@
 | `zero_grad` | frees gradients since 2.0, before fills them with zeros | `torch.optim.optimizer`: `zero_grad` |
 | `torch.optim` | foreach since 2.0, before one by one; fused only on request | `_default_to_fused_or_foreach` there |
 | gradient clipping | foreach since 2.0, before one by one | `torch.nn.utils.clip_grad` |
+| `scaled_dot_product_attention` | one kernel since 2.0, before two matmuls and a softmax | `torch.nn.functional` |
 | GradScaler | on since 1.6 | `torch.amp.grad_scaler` |
 | softmax, ReLU | the backward pass reads the result; before 1.11 and 1.10 the input | pull requests 65242, 63089 |
 | convolutions | write channels last if images or weight are | `aten/src/ATen/native/ConvUtils.h` |
@@ -89,9 +90,15 @@ def for_torch_release(trace: Trace, release: str | None) -> Trace:
         return under
     if asked >= FOREACH_SINCE:
         return under
-    from lightning_predict.record.older_releases import updated_one_by_one, with_kept_gradients, with_kept_inputs
+    from lightning_predict.record.older_releases import (
+        updated_one_by_one,
+        with_attention_written_out,
+        with_kept_gradients,
+        with_kept_inputs,
+    )
 
-    under = replace(under, operations=tuple(with_kept_inputs(trace.operations, asked)))
+    attention = with_attention_written_out(trace.operations)
+    under = replace(under, operations=tuple(with_kept_inputs(attention, asked)))
     if recorded is not None and recorded < FOREACH_SINCE:
         return under
     if trace.flags.foreach is None:

@@ -52,7 +52,7 @@ from lightning_predict.kernels.roofline import (
     roofline_seconds,
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
-from lightning_predict.record.signatures import has_wider_mask
+from lightning_predict.record.signatures import ATTENTION_KERNEL, WRITTEN_OUT, has_wider_mask
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FORMULA_SPREAD
 
@@ -64,9 +64,6 @@ FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention",
 
 ATTENTION_DROPOUT: Final = "attention_dropout"
 """Name of the work that a fused kernel does to draw and apply the mask of dropout."""
-
-ATTENTION_KERNEL: Final = "attention_kernel"
-"""Argument of a call whose kernel the user named."""
 
 BACKWARD_MATMULS: Final = 2.5
 """Number of matmuls in the backward pass over the forward pass: five against two."""
@@ -403,8 +400,11 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
 def _whole(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     backward = operation.name.endswith("_backward")
-    wider = ("tf32" if flags.matmul_tf32 else "float32") if has_wider_mask(operation) else None
-    return _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=wider)
+    eager = ("tf32" if flags.matmul_tf32 else "float32") if has_wider_mask(operation) else None
+    if eager is None and operation.arguments.get(ATTENTION_KERNEL) == WRITTEN_OUT and operation.inputs:
+        own = operation.arguments.get("compute_dtype")
+        eager = whole_compute_dtype(own, operation.inputs[0], tf32=flags.matmul_tf32)
+    return _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=eager)
 
 
 _FUSED: Final = tuple(
