@@ -7,7 +7,7 @@ prices, appear only with `verbose`.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from lightning_predict.base.note import is_decisive, is_detail
@@ -78,6 +78,8 @@ def table_notes(
         found["folded"] = ()
         if "coverage" not in [one.field.name for one in shown.columns]:
             found["methods"] = ()
+    else:
+        found["extrapolated"] = tuple(_extrapolated(predictions, folded_gpus(predictions)))
     found["unknown columns"] = (f"Unknown for all rows: {', '.join(shown.unknown)}.",) if shown.unknown else ()
     hidden = f"Columns left out (line too narrow): {', '.join(shown.hidden)}."
     found["hidden columns"] = (hidden,) if shown.hidden else ()
@@ -217,8 +219,8 @@ def _other_vendor(predictions: AbstractPredictions) -> Iterator[str]:
             )
 
 
-def _extrapolated(predictions: AbstractPredictions) -> Iterator[str]:
-    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
+def _extrapolated(predictions: AbstractPredictions, hidden: Container[str] = ()) -> Iterator[str]:
+    marked = [one for name, one in predictions.items() if is_mostly_extrapolated(one) and name not in hidden]
     if marked:
         whose = "this GPU's" if len(marked) == 1 else "these GPUs'"
         on = f"the {marked[0].gpu}" if len(marked) == 1 else "them"

@@ -181,7 +181,8 @@ def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
     waiting = with_values(H100, loader_seconds=0.020, total=Interval(4_800.0, 4_800.0, 4_800.0))
     cheaper = with_values(waiting, layout="A100-SXM-80GB", usd_per_hour=1.99, cost_usd=2.65)
     unpriced = with_values(waiting, layout="B200-SXM-180GB", usd_per_hour=None, cost_usd=None, offer=None)
-    dearest = with_values(waiting, layout="H200-SXM-141GB", usd_per_hour=4.5, cost_usd=6.0)
+    unseen = {"coverage": {"mlp": 1.0}, "extrapolated_share": 1.0}
+    dearest = with_values(waiting, layout="H200-SXM-141GB", usd_per_hour=4.5, cost_usd=6.0, **unseen)
     shown = of(T4, waiting, cheaper, dearest, unpriced)
     text, full = plain_table(shown), plain_table(shown, verbose=True)
     assert [row.split()[0] for row in text.splitlines()[2:4]] == ["T4", "A100-SXM-80GB"]
@@ -191,6 +192,7 @@ def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
     )
     assert any(row.startswith("B200-SXM-180GB ") for row in text.splitlines())  # it may cost less
     assert "would not be faster" not in full
+    assert ("†" in text, "†" in full) == (False, True)  # no mark of a row that is not shown
     assert full.count("loader  ") >= 3
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
