@@ -16,7 +16,7 @@ import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
 from lightning_predict.cli import main
 from lightning_predict.record import sources
-from lightning_predict.record.named_models import built
+from lightning_predict.record.named_models import built, transformers_models
 from lightning_predict.record.trace import Trace
 
 GPT2 = {
@@ -360,6 +360,12 @@ def test_shipped_models_have_the_published_number_of_parameters(name: str, billi
     with torch.device("meta"):
         model = architecture(transformers.AutoConfig.for_model(config.pop("model_type"), **config))
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(1e9 * billions, rel=0.006), source
+
+
+def test_missing_length_is_refused_before_transformers_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_models, "library", lambda name, *, needed_for: pytest.fail(f"imports {name}"))
+    with pytest.raises(InvalidArgumentError, match="length= is missing"):
+        lp.step_of("hf:gpt2")
 
 
 def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,11 @@ _SCALE: Final = 20.0
 
 def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of transformers with a batch."""
+    if options.lora is not None:
+        library("peft", needed_for="lora=")  # before slower imports, as the length
+    known = name.configuration or shipped("hf", name.name).config
+    if str((known.get("architectures") or [""])[0]).endswith(_HEADS[:3]):
+        options.required_length()
     transformers = library("transformers", needed_for=name.text)
     config, source = _config(name, transformers)
     architecture = _architecture(config, transformers, name)
