@@ -1,12 +1,16 @@
 """The loader: rows become SI units, and what breaks a rule is refused with file, row and key."""
 
+import pickle
 import re
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
 from lightning_predict.base.errors import CatalogueError
+from lightning_predict.hardware import gpu
 from lightning_predict.hardware.catalogue import load_catalogue
+from tests.example_gpu import BIG, OLD, SMALL
 
 GOOD_ROW = """
 [gpu.X]
@@ -277,3 +281,26 @@ def test_a_vendor_is_a_file_with_sources_of_its_own_and_comes_after_nvidias_by_g
         ("C", "cdna3", "AMD"),
     ]
     assert [source.title for source in found[-1].sources["*"]] == ["A white paper"]
+
+
+def test_tf32_falls_back_to_float32() -> None:
+    assert SMALL.peak("tf32") == 4e12
+    assert OLD.peak("tf32") == OLD.peak("float32") == 1e12
+
+
+def test_a_dtype_that_is_not_supported_has_no_peak_and_no_ridge() -> None:
+    assert SMALL.peak("float8") is None
+    assert SMALL.ridge_flops_per_byte("float8") is None
+
+
+def test_the_ridge_is_where_computing_and_loading_take_equally_long() -> None:
+    assert SMALL.ridge_flops_per_byte("float32") == 1e12 / 100e9
+    assert BIG.ridge_flops_per_byte("float16") == 16e12 / 300e9
+
+
+def test_a_gpu_is_a_key_a_value_and_cannot_change() -> None:
+    row = gpu("T4")
+    assert {row: 1}[gpu("tesla t4")] == 1
+    assert pickle.loads(pickle.dumps(row)) == row
+    with pytest.raises(FrozenInstanceError):
+        row.power_watts = 1.0  # type: ignore[misc]

@@ -1,11 +1,14 @@
-"""Sentinels: what moved is named, by how much, and with what renews it; they stay few."""
+"""Sentinels, slow tests and pictures: what moved is named, with what renews it, and they stay few."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW_TESTS, exists
 from tests.kept import ROOT, TOLERANCE, kept_at
+from tests.pictures import DOCS, MADE_OF, example, hashes, texts
 
 
 @pytest.fixture
@@ -49,3 +52,38 @@ def test_frozen_numbers_are_few() -> None:
         len(re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", file.read_text())) for file in ROOT.glob("tests/*/golden/kept.json")
     )
     assert count <= MOST, f"{count:,} numbers, those in names included: derive some, or keep totals instead of parts."
+
+
+pytest_plugins = ["pytester"]
+
+
+def test_every_line_names_a_test_that_is_there() -> None:
+    names = SLOW_TESTS.read_text(encoding="utf-8").splitlines()
+    assert names == sorted(set(names))
+    assert [name for name in names if not exists(name)] == []
+
+
+def test_a_listed_test_is_marked_and_the_list_is_renewed(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((SLOW_TESTS.parent / "conftest.py").read_text(encoding="utf-8"))
+    pytester.path.joinpath("slow_tests.txt").write_text("test_two.py::test_listed\n", encoding="utf-8")
+    pytester.makepyfile(test_two="def test_listed():\n    pass\n\ndef test_other():\n    pass\n")
+    pytester.makeini("[pytest]\nmarkers = slow")
+    pytester.runpytest("-m", "not slow").assert_outcomes(passed=1, deselected=1)
+    pytester.runpytest("--renew-slow").assert_outcomes(passed=2)
+    assert pytester.path.joinpath("slow_tests.txt").read_text(encoding="utf-8") == ""  # neither takes a second
+
+
+def test_no_picture_is_stale() -> None:
+    found = example()
+    assert json.loads(MADE_OF.read_text()) == hashes(found), "make pictures"
+    assert all((DOCS / name).stat().st_size > 10_000 for name in hashes(found))
+
+
+def test_texts_of_pictures_are_current() -> None:
+    found = example()
+    shown = texts(found)
+    step = f"{1000 * found['RTX-4090'].iteration_seconds:.0f} ms"
+    assert all("Rent an RTX-4090" in text for text in shown.values())  # the cheapest that the catalogue holds
+    assert all(step in text for text in shown.values())
+    assert "predict/RTX-4090/cost_usd" in shown["tensorboard.png"]
+    assert "predict/T4/cost_usd" not in shown["tensorboard.png"]  # it does not decide

@@ -1,25 +1,30 @@
 import itertools
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from lightning_predict.base.files import CACHE_VARIABLE, HISTORY_VARIABLE
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.models import (
     BLOCK_ROWS,
     STRIP_ROWS,
     THREADED_BLOCKS,
+    BundledModels,
     UtilisationModels,
+    kernel_models,
     predict_log_utilisations,
 )
-from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
+from lightning_predict.kernels.operations import Array, ShapeBatch, operation_shape, shape_batch
+from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
-from tests.kernels.example_networks import constant_network
+from tests.kernels.example_networks import constant_network, constant_weights, with_own
 
 FEATURES = len(constant_network("vector", utilisation=0.5, interval=0.1).features)
 
@@ -108,3 +113,42 @@ def test_all_gpus_at_once_are_the_loop_over_gpus_and_shapes(batch: ShapeBatch) -
             for end in ("low", "middle", "high"):
                 found, expected = (getattr(one.interval, end) for one in (together, alone))
                 np.testing.assert_allclose(found[row, column], expected[0, 0], rtol=1e-5)
+
+
+def test_only_settings_of_weights_load_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = kernel_models(("T4",))
+    monkeypatch.setenv(HISTORY_VARIABLE, str(tmp_path / "another.jsonl"))
+    assert kernel_models(("T4",)) is loaded
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert kernel_models(("T4",)) is not loaded
+
+
+CARDS = [gpu("H200-SXM-141GB"), gpu("L4")]
+SIZES = {"batch": 64, "in_channels": 256, "out_channels": 256, "kernel_size": 3, "image_size": 56, "padding": 1}
+
+
+def models(trained: tuple[tuple[str, str], ...]) -> tuple[BundledModels, BundledModels]:
+    """Models without and with the H200's own network, at a utilisation of a tenth."""
+    shipped = constant_weights("matmul_half", utilisation=0.5, interval=0.2)
+    own = with_own(shipped, CARDS[0].name, "convolution_tensor", utilisation=0.1, trained=trained)
+    before, after = (BundledModels(UtilisationModels(weights)) for weights in (shipped, own))
+    return before, after
+
+
+def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> None:
+    """They were trained and never used: only families of the cross-GPU weights counted as supported."""
+    before, after = models((("conv2d", "float16"),))
+    convolution = operation_shape("conv2d", "float16", **SIZES)
+    old, new = (predict_operation_times([convolution], CARDS, one) for one in (before, after))
+    assert new.shares["mlp"][0, 0] == 1.0
+    assert new.extrapolated_share[0, 0] == 0.0
+    assert new.seconds[0, 0] > 2 * old.seconds[0, 0]
+    assert new.seconds[1, 0] == pytest.approx(old.seconds[1, 0])
+
+
+def test_dtypes_that_they_were_not_trained_on_keep_their_formula() -> None:
+    before, after = models((("conv2d", "float16"),))
+    other = operation_shape("conv2d_backward_input", "tf32", **SIZES)
+    old, new = (predict_operation_times([other], CARDS[:1], one) for one in (before, after))
+    assert new.shares["formula"] == old.shares["formula"]
+    assert new.seconds == pytest.approx(old.seconds)

@@ -1,7 +1,9 @@
 """A step of very many operations: recording it must not make the release of its graph recursive."""
 
 import gc
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 import lightning_predict as lp
 from lightning_predict.record import graph_release
 from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.session import FRAMES, CaptureSession, RecursionHeadroom
 from tests.processes import run
 
 # 60,000 nodes that Python was shown die on a stack of 8 MiB (about 165 bytes a node), 10,000 on one of 1 MiB.
@@ -110,3 +113,57 @@ def recorded_step(layers: int) -> lp.Trace:
         data = torch.zeros(8, 4, 16)
     trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, samples_per_step=8)
     return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))
+
+
+def called_at(depth: int, step: Callable[[], object]) -> object:
+    """Call a step from the given number of frames below the limit."""
+    frame, frames = sys._getframe(), 1
+    while frame.f_back is not None:
+        frame, frames = frame.f_back, frames + 1
+
+    def nested(more: int) -> object:
+        return step() if more == 0 else nested(more - 1)
+
+    return nested(LIMIT - frames - depth)
+
+
+LIMIT = sys.getrecursionlimit()
+
+
+@pytest.mark.parametrize("depth", [20, 22, 25])
+def test_recursion_is_as_deep_as_without_a_recorder(depth: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+    def step() -> None:
+        model(torch.ones(3, 4)).sum().backward()
+
+    called_at(depth, step)
+    session = CaptureSession(device=torch.device("cpu"), model=model)
+    session.start()
+    called_at(depth, step)
+    session.stop()
+    assert [one.name for one in session.trace().operations].count("aten::addmm") == 2
+    assert sys.getrecursionlimit() == LIMIT
+
+
+def test_recursion_limit_is_restored_by_the_last_recorder() -> None:
+    first, second = RecursionHeadroom(), RecursionHeadroom()
+    for one in (first, second, first):
+        one.open()
+    assert sys.getrecursionlimit() == LIMIT + FRAMES
+    first.close()
+    first.close()
+    assert sys.getrecursionlimit() == LIMIT + FRAMES
+    second.close()
+    assert sys.getrecursionlimit() == LIMIT
+
+
+def test_recursion_limit_of_the_user_is_kept() -> None:
+    room = RecursionHeadroom()
+    room.open()
+    try:
+        sys.setrecursionlimit(LIMIT + 1)
+        room.close()
+        assert sys.getrecursionlimit() == LIMIT + 1
+    finally:
+        sys.setrecursionlimit(LIMIT)

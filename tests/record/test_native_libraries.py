@@ -1,6 +1,8 @@
 """Nothing of ours loads a native library that the step did not load: a damaged one ends the process in C."""
 
 import ast
+import os
+from contextlib import suppress
 from pathlib import Path
 from shutil import copy
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from lightning_predict.record import environment, profiler
+from lightning_predict.record.profiler import CUPTI_VARIABLE, detached_afterwards
 from tests.processes import ROOT
 
 LOADING: dict[str, str] = {
@@ -58,3 +61,27 @@ def test_cudnn_version_is_read_from_its_package(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(environment, "version", versions.__getitem__)
     assert environment.software_versions()["cudnn"] == "9.10.2.21"
+
+
+@pytest.mark.parametrize(
+    ("version", "own", "inside"),
+    [
+        ("13.0", None, "1"),
+        ("14.1", None, "1"),
+        ("12.8", None, None),
+        (None, None, None),
+        ("13.0", "0", "0"),
+        ("13.0", "1", "1"),
+    ],
+)
+def test_variable_is_set_only_while_the_profiler_stops(
+    version: str | None, own: str | None, inside: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.delenv(CUPTI_VARIABLE, raising=False)
+    if own is not None:
+        monkeypatch.setenv(CUPTI_VARIABLE, own)
+    with suppress(RuntimeError), detached_afterwards():
+        assert os.environ.get(CUPTI_VARIABLE) == inside
+        raise RuntimeError("CUPTI is gone")
+    assert os.environ.get(CUPTI_VARIABLE) == own

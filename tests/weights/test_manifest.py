@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.weights.manifest import MANIFEST_NAME, parse_manifest
 from lightning_predict.weights.store import BUNDLED
-from tests.weights.example import publish
+from tests.weights.example import network, publish
 
 
 def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
@@ -52,3 +54,15 @@ def test_the_readme_lists_each_bundled_file_with_its_size_and_hash() -> None:
     readme = (Path(__file__).parents[2] / "weights" / "README.md").read_text(encoding="utf-8")
     rows = {f"| `{name}` | {file.bytes:,} | `{file.sha256[:16]}` |" for name, file in manifest.files.items()}
     assert {line for line in readme.splitlines() if ".safetensors` |" in line} == rows
+
+
+def test_a_network_knows_shapes_that_agree_in_what_all_trained_ones_had_in_common() -> None:
+    plain = network()
+    low, high = plain.low.copy(), plain.high.copy()
+    low[0] = high[0] = 3.0  # the same in all that it was trained on
+    tuned = replace(plain, low=low, high=high)
+    rows = np.zeros((3, len(plain.features)), np.float32)
+    rows[:, 0] = [3.0, 3.0 + 1e-6, 3.5]
+    rows[:, 1] = [0.0, 50.0, 0.0]  # far outside of what varied: that is clipped, not unknown
+    assert tuned.matches_constant_features(rows).tolist() == [True, True, False]
+    assert plain.matches_constant_features(rows).all()

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -5,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_predict import __version__
 from lightning_predict.base.errors import (
     InvalidArgumentError,
     WeightsFormatError,
@@ -282,3 +284,12 @@ def test_shipped_files_match_the_manifest(monkeypatch: pytest.MonkeyPatch) -> No
     for entry in manifest.files.values():
         assert entry.trained_on
         assert json.loads(manifest.to_json())["files"]
+
+
+def test_no_installed_distribution_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert load_weights(["T4"]).gpus
+    assert cache_folder(tmp_path) == tmp_path / __version__
