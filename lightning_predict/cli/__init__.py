@@ -3,8 +3,8 @@
 * `running`: `main`, which parses the arguments, runs one command, and prints the result or a one-line error.
 * `parsing`: the options, made by cyclopts from the functions' type hints and docstrings.
 * `findings`: what `predict` prints and writes.
-* `prediction_commands`, `trace_commands`, `script_commands`, `history_commands`, `catalogue_commands` and
-  `cache_commands`: commands that predict or show data. `advice`, `embeddings`, `layout_search`, `own_weights`,
+* `prediction_commands`, `trace_commands`, `script_commands`, `history_commands` and
+  `catalogue_commands`: commands that predict or show data. `advice`, `embeddings`, `layout_search`, `own_weights`,
   `planning` and `regression` have a `commands.py` of their own.
 
 Example::

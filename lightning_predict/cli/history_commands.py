@@ -1,4 +1,4 @@
-"""Commands `history` and `check-report`: earlier runs with their predictions, and files of evidence to send.
+"""Commands `history`, `check-report` and `cache`: earlier runs with their predictions, evidence to send, downloads.
 
 Example::
 
@@ -6,6 +6,7 @@ Example::
     lightning-predict history --gpu T4 --json
     lightning-predict history forget --gpu T4
     lightning-predict history export --output runs.json && lightning-predict check-report runs.json
+    lightning-predict cache clear            # deletes downloaded weights and steps recorded by name
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned
 from lightning_predict.base.files import history_path, write_atomically
+from lightning_predict.base.units import bytes_to_mebibytes
 from lightning_predict.reports.format import duration
 from lightning_predict.run.history import HistoryRecord, history_files, read_history
 
@@ -152,3 +154,38 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
         ratio = float(str(one["real_over_predicted"]))
         lines.append(f"{named} on {one['gpu']}: {off(ratio)} from predictions ({_runs(int(str(one['runs'])))}).")
     return [*lines, f"From {path}."]
+
+
+_OURS: Final = ("*.safetensors*", "manifest.json*", "steps/*.json.gz")
+"""File name patterns of downloaded weights, including unfinished downloads, and of steps recorded by name."""
+
+
+def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None = None) -> CommandAnswer:
+    """Show downloaded weights and steps recorded by name, or delete them; what ships with the package stays.
+
+    The action comes directly after the command: `cache clear`.
+
+    Args:
+        action: What to do.
+        folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
+    """
+    from lightning_predict.base.files import cache_folder
+
+    place = cache_folder(folder)
+    files = sorted({path for pattern in _OURS for path in place.glob(pattern) if path.is_file()})
+    sizes = {path.name: path.stat().st_size for path in files}
+    if action == "clear":
+        for path in files:
+            path.unlink()
+    data = {"folder": str(place), "action": action, "bytes": sum(sizes.values()), "files": sizes}
+    return CommandAnswer(data=lambda: data, show=lambda: print(_cache_text(place, action, sizes)))
+
+
+def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
+    total = f"{bytes_to_mebibytes(sum(sizes.values())):.1f} MiB"
+    if not sizes:
+        return f"{place} holds no downloaded weights and no steps."
+    if action == "clear":
+        return f"Removed {len(sizes)} files ({total}) from {place}."
+    rows = [[name, f"{bytes_to_mebibytes(size):.2f}"] for name, size in sizes.items()]
+    return "\n".join([aligned(["file", "MiB"], rows, right={1}), "", f"{len(sizes)} files ({total}) in {place}."])

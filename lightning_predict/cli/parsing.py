@@ -110,7 +110,7 @@ def command_of(name: str) -> Command:
         case "train":
             from lightning_predict.own_weights.commands import train as command
         case "cache":
-            from lightning_predict.cli.cache_commands import cache as command
+            from lightning_predict.cli.history_commands import cache as command
         case _:
             command = completion
     return command

@@ -17,9 +17,8 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS
-from lightning_predict.own_weights.measuring.clock import captured, own_stream, time_call
+from lightning_predict.own_weights.measuring.clock import captured, own_stream, read_state, time_call
 from lightning_predict.own_weights.measuring.main_rates import comparison, measure_main_rates
-from lightning_predict.own_weights.measuring.management import read_state
 from lightning_predict.own_weights.measuring.run import measure
 from lightning_predict.own_weights.training.tuning import tune_weights
 from lightning_predict.record.recorded_on import gpu_in_use

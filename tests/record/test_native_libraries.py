@@ -30,7 +30,7 @@ LOADING: dict[str, str] = {
 
 ALLOWED = {
     "lightning_predict/own_weights/first_hour.py": {"torch.backends.cudnn.version"},
-    "lightning_predict/own_weights/measuring/management.py": {"ctypes.CDLL"},
+    "lightning_predict/own_weights/measuring/clock.py": {"ctypes.CDLL"},
     "lightning_predict/planning/milp.py": {"ctypes.CDLL"},
     "lightning_predict/record/profiler.py": {"ctypes.CDLL"},
 }

@@ -28,8 +28,7 @@ from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.roofline import REDUCED, has_units, sustained_flops
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.own_weights.measuring.benchmarks import Words, benchmark_of
-from lightning_predict.own_weights.measuring.clock import Timing, own_stream, time_call
-from lightning_predict.own_weights.measuring.management import UNKNOWN_STATE, GpuState
+from lightning_predict.own_weights.measuring.clock import UNKNOWN_STATE, GpuState, Timing, own_stream, time_call
 from lightning_predict.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
 from lightning_predict.record.trace import DTYPE_BYTES
 

@@ -15,7 +15,7 @@ from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.own_weights.measuring import main_rates
-from lightning_predict.own_weights.measuring.clock import Timing
+from lightning_predict.own_weights.measuring.clock import GpuState, Timing
 from lightning_predict.own_weights.measuring.main_rates import (
     TRIAL_SIDE,
     MainRates,
@@ -26,7 +26,6 @@ from lightning_predict.own_weights.measuring.main_rates import (
     largest_side,
     measure_main_rates,
 )
-from lightning_predict.own_weights.measuring.management import GpuState
 from lightning_predict.record.trace import Trace
 
 A10 = gpu("A10")

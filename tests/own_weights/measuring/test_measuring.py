@@ -27,16 +27,17 @@ from lightning_predict.kernels.operations import (
     shape_batch,
 )
 from lightning_predict.own_weights import commands
-from lightning_predict.own_weights.measuring import clock, management, order, run, typical_steps
+from lightning_predict.own_weights.measuring import clock, order, run, typical_steps
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, draw_shapes
 from lightning_predict.own_weights.measuring.clock import (
     SHAPE_SECONDS,
+    GpuState,
     Timing,
     captured,
+    read_state,
     repetitions_that_fit,
     time_call,
 )
-from lightning_predict.own_weights.measuring.management import GpuState, read_state
 from lightning_predict.own_weights.measuring.order import (
     FAMILY_ORDER,
     ShapeToMeasure,
@@ -423,7 +424,7 @@ class FakeNvml:
 
 @pytest.mark.parametrize("uuid", ["1234", "of another"])
 def test_gpu_state_is_read_from_nvml(uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management, "_library", FakeNvml)
+    monkeypatch.setattr(clock, "_library", FakeNvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
     state = read_state(torch.device("cuda", 0))
     known = GpuState(
@@ -440,10 +441,10 @@ def test_the_state_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) 
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    management._library.cache_clear()
+    clock._library.cache_clear()
     monkeypatch.setattr("ctypes.CDLL", missing)
     assert read_state(torch.device("cuda", 0)) == GpuState()
-    management._library.cache_clear()
+    clock._library.cache_clear()
 
 
 def within(minutes: float, name: str) -> list[ShapeToMeasure]:
