@@ -1,15 +1,7 @@
 """`MachineProfile`: the machines, links, prices and other assumptions of a prediction, from one TOML file.
 
 Commands read it with `--profile machine.toml`. `docs/howto/arguments.md` lists the keys. Paths are relative to the
-file. Tables `[gpu.NAME]` and `[measured.NAME]` describe GPUs (see `hardware/user_gpus.py`). Example::
-
-    host = "fast"
-    [links]
-    network_gbps = 100
-    [prices]
-    file = "our-prices.yaml"
-    [measured.RTX-4090]
-    tflops = { bfloat16 = 165 }
+file. Tables `[gpu.NAME]` and `[measured.NAME]` describe GPUs (see `hardware/user_gpus.py`).
 """
 
 from __future__ import annotations

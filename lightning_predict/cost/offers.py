@@ -316,15 +316,7 @@ def read_offers(path: str | os.PathLike[str], *, region: str | None = None) -> t
 
     YAML, TOML and JSON files have a list of offers under `offers`, or several such lists under `price_list`; a YAML
     file may be the list itself. Values that all offers of a list share may be given once, beside `offers`. A CSV file
-    has a column for each key. The keys of an offer are::
-
-        provider, instance, gpu    # any name that the catalogue knows
-        usd_per_hour               # of the whole machine, in US dollars
-        date                       # the day or month that the price holds for
-        num_gpus                   # default: 1
-        max_gpus                   # if single GPUs are rented at the same price each (default: the whole machine)
-        spot, spot_usd_per_hour    # whether the price is a spot price; or the spot price of the same machine
-        region, in_stock, source   # optional
+    has a column for each key. `docs/howto/prices.md` has the keys of an offer.
 
     Args:
         path: The file.

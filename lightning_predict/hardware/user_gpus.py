@@ -2,22 +2,8 @@
 
 Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
 `catalogue.py`). `measured_tflops` has measured rates of large matmuls, by dtype. `reported_names` has the name that
-`torch.cuda.get_device_name` reports, so that the GPU is recognised at run time::
-
-    [gpu.RTX-4090-48GB]
-    like = "RTX-4090"
-    reported_names = ["NVIDIA GeForce RTX 4090 48GB"]
-    memory_gib = 48
-
-A table `[measured.<name>]` has rates that `lightning-predict measure --quick` measured, and corrects this GPU::
-
-    [measured.RTX-4090]
-    dram_gb_per_s = 980
-    tflops = { float16 = 160, bfloat16 = 165 }
-
-Example::
-
-    lp.predict(trace, ["RTX-4090-48GB"], gpus_file="gpus.toml")
+`torch.cuda.get_device_name` reports, so that the GPU is recognised at run time. A table `[measured.<name>]` has rates
+that `lightning-predict measure --quick` measured, and corrects this GPU. Examples are in `docs/howto/own-gpu.md`.
 """
 
 from __future__ import annotations

@@ -1,44 +1,12 @@
 """Reads planning problems from files: a YAML file of machines, limits and jobs. The jobs may be in a separate CSV file.
 
-Example of `jobs.yaml`. Times in the file are in hours and are converted to seconds::
-
-    nodes: 2
-    budget_usd: 60
-    restart_seconds: 60                   # time that a job loses when it moves (default: 60)
-    machines:
-      - g4dn.xlarge                       # a machine of the package's price list; or your own:
-      - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
-      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # its spot price, and your estimate of the interruption rate
-    checkpoint_seconds: 600               # an interruption loses the work since the last checkpoint
-    jobs:
-      - name: resnet
-        hours: {g4dn.xlarge: {1: 9.5}, g4dn.xlarge spot: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
-        deadline_hours: 8
-        tardiness_usd_per_hour: 2
-      - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
+`docs/howto/plan-jobs.md` has examples of all keys. Times in the file are in hours and are converted to seconds.
 
 `jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
-machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
-checkpoint.
+machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command,
+checkpoint, claim and image.
 
-For a job with a trace or past runs, `times.py` predicts times with intervals, on 1, 2, 4, ... GPUs of each machine
-type. A job can also span several machines, if the file lists them as one type (`together`)::
-
-    weights: my-weights                   # gpus_file, release, host, strategy and history also work as for `predict`
-    machines:
-      - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
-      - {machine: box, together: 2}       # two of these machines for one job, named "2 of box"
-    jobs:
-      - {name: gpt, trace: gpt.json.gz, iterations: 50000, strategy: fsdp, keep_batch: true, deadline_hours: 24}
-      - {name: unet, runs: runs.csv, model: unet, batch_size: 16, iterations: 9000, deadline_hours: 24}
-
-On one GPU, a step has as many samples as the trace, or `batch_size`. With `keep_batch`, several GPUs share these
-samples. Otherwise each GPU processes this number of samples, and the run needs proportionally fewer steps.
-`runs: history` uses the runs that RuntimePredictor stored.
-
-To export a plan, each job needs a `command` that starts the training. A job that may move also needs `checkpoint`, a
-shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`. Kueue needs a container `image`,
-and for a folder of checkpoints the `claim` (PersistentVolumeClaim) that is mounted there.
+For a job with a trace or past runs, `times.py` predicts times with intervals, on 1, 2, 4, ... GPUs of a machine.
 """
 
 from __future__ import annotations
@@ -131,14 +99,7 @@ def read_problem(path: Path) -> PlanningProblem:
 def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     """Read the progress of a running plan's jobs from a state file.
 
-    Jobs that are not listed have not started. Example of `state.yaml`::
-
-        now_hours: 3.5
-        spent_usd: 12.4                                          # spent on machines so far
-        jobs:
-          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # running
-          bert: {done: 0.1, machine: box, num_gpus: 1}            # waiting; this is where it ran last
-          unet: {done: 1}                                         # finished
+    Jobs that are not listed have not started. `docs/howto/plan-jobs.md` has an example of such a file.
 
     `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
     job's times on other machines are then corrected with `measured_hours`. `beside_hours` is the time outside the
