@@ -103,16 +103,27 @@ def test_a_current_release_changes_no_operation(step: Trace) -> None:
 
 @pytest.mark.parametrize(
     ("activation", "before", "kept"),
-    [(nn.Softmax(dim=-1), (1, 11), 2), (nn.LogSoftmax(dim=-1), (1, 11), 2), (nn.ReLU(), (1, 10), 1)],
+    [
+        (nn.Softmax(dim=-1), (1, 11), 2),
+        (nn.LogSoftmax(dim=-1), (1, 11), 2),
+        (nn.ReLU(), (1, 10), 1),
+        (nn.GELU(), (1, 10), 2),
+    ],
 )
-def test_older_releases_keep_the_input_of_softmax_and_relu(
+def test_older_releases_keep_the_input_of_softmax_and_relu_and_widen_that_of_gelu_under_autocast(
     activation: nn.Module, before: tuple[int, int], kept: int
 ) -> None:
     with torch.device("meta"):
         layers = [nn.Linear(64, 2**20, bias=False), activation, nn.Linear(2**20, 64, bias=False)]
         model = nn.Sequential(*layers, *layers)
         data = torch.empty(256, 64)
-    step = lp.capture(lambda: model(data).sum().backward())
+
+    def run() -> None:
+        with torch.autocast("cuda", dtype=torch.float16, enabled=isinstance(activation, nn.GELU)):
+            loss = model(data).float().sum()
+        loss.backward()
+
+    step = lp.capture(run)
 
     def allocated(release: str | None) -> float:
         need = lp.predict(step, ["A100-80GB"], release=release)["A100-SXM-80GB"].memory.allocated
@@ -122,7 +133,8 @@ def test_older_releases_keep_the_input_of_softmax_and_relu(
     major, minor = before
     assert allocated(f"{major}.{minor}") == allocated(None)
     # The peak is at the last activation's backward pass. Softmax reads result and input there, ReLU the input instead
-    # of the result; the first activation has kept both. Each of these tensors has 1 GiB.
+    # of the result; the first activation has kept both. Each of these tensors has 1 GiB. GELU reads gradient and input
+    # and writes a gradient, and the first has kept its input: four tensors of 1 GiB instead of 0.5.
     more = allocated(f"{major}.{minor - 1}") - allocated(None)
     assert more == pytest.approx(kept * 256 * 2**20 * 4, rel=0.01)
 

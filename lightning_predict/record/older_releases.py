@@ -7,6 +7,7 @@
 * Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
 * Before torch 2.0, attention was two matmuls and a softmax.
 * Before torch 1.11, softmax kept its input for the backward pass, and before 1.10, ReLU did so.
+* Before torch 1.10, autocast ran GELU in float32 (github.com/pytorch/pytorch/pull/59639).
 
     >>> solved_geometry(image=224, filter_size=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from lightning_predict.record.signatures import ATTENTION, ATTENTION_KERNEL, WRITTEN_OUT
@@ -191,6 +193,29 @@ def with_kept_inputs(operations: Sequence[Operation], release: tuple[int, int]) 
         result = operation.inputs[1] if release < since and len(operation.inputs) == 2 else None
         kept = None if result is None or result.id is None else inputs.get((forward, result.id))
         yield operation if kept is None else replace(operation, inputs=(*operation.inputs[:position], kept))
+
+
+def with_wide_gelu(trace: Trace, release: tuple[int, int]) -> tuple[Operation, ...]:
+    """Let GELU run in float32 under autocast before torch 1.10. Its backward pass keeps the cast input."""
+    operations, half = trace.operations, trace.flags.autocast_dtype
+    if release >= (1, 10) or half is None or any(parameter.dtype == half for parameter in trace.parameters):
+        return operations
+    numbers = count(1 + max((each.id or 0 for one in operations for each in (*one.inputs, *one.outputs)), default=0))
+    copies: dict[int | None, TensorInfo] = {}
+    found: list[Operation] = []
+    for one in operations:
+        if one.name not in ("aten::gelu", "aten::gelu_backward") or [each.dtype for each in one.outputs] != [half]:
+            found.append(one)
+            continue
+        cast = replace(one, name="aten::_to_copy", arguments={}, freed=())
+        for each in one.inputs:
+            if each.id not in copies:
+                copies[each.id] = replace(each, dtype="float32", id=next(numbers))
+                found.append(replace(cast, inputs=(each,), outputs=(copies[each.id],)))
+        result = replace(one.outputs[0], dtype="float32", id=next(numbers))
+        found.append(replace(one, inputs=tuple(copies[each.id] for each in one.inputs), outputs=(result,)))
+        found.append(replace(cast, inputs=(result,), outputs=one.outputs))
+    return tuple(found)
 
 
 def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:

@@ -7,6 +7,7 @@
 | gradient clipping | foreach since 2.0, before one by one | `torch.nn.utils.clip_grad` |
 | `scaled_dot_product_attention` | one kernel since 2.0, before two matmuls and a softmax | `torch.nn.functional` |
 | GradScaler | on since 1.6 | `torch.amp.grad_scaler` |
+| GELU | float32 under autocast before 1.10 | pull request 59639 |
 | softmax, ReLU | the backward pass reads the result; before 1.11 and 1.10 the input | pull requests 65242, 63089 |
 | convolutions | write channels last if images or weight are | `aten/src/ATen/native/ConvUtils.h` |
 
@@ -90,17 +91,13 @@ def for_torch_release(trace: Trace, release: str | None) -> Trace:
         return under
     if asked >= FOREACH_SINCE:
         return under
-    from lightning_predict.record.older_releases import (
-        updated_one_by_one,
-        with_attention_written_out,
-        with_kept_gradients,
-        with_kept_inputs,
-    )
+    from lightning_predict.record import older_releases
 
-    attention = with_attention_written_out(trace.operations)
-    under = replace(under, operations=tuple(with_kept_inputs(attention, asked)))
+    under = replace(under, operations=older_releases.with_attention_written_out(trace.operations))
+    under = replace(under, operations=older_releases.with_wide_gelu(under, asked))
+    under = replace(under, operations=tuple(older_releases.with_kept_inputs(under.operations, asked)))
     if recorded is not None and recorded < FOREACH_SINCE:
         return under
     if trace.flags.foreach is None:
-        under = replace(under, operations=tuple(updated_one_by_one(under.operations)))
-    return under if frees_gradients(under) else replace(under, operations=with_kept_gradients(under))
+        under = replace(under, operations=tuple(older_releases.updated_one_by_one(under.operations)))
+    return under if frees_gradients(under) else replace(under, operations=older_releases.with_kept_gradients(under))
