@@ -188,6 +188,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _table("gains", "fitted", "factors of some changes", needs=_VALIDATION),
         _other("regressions", "accuracy.regressions", "--data", "DATA", copies_allowed=False),
         _other("rest-of-run", "accuracy.rest_of_run"),
+        _other("fit-verdicts", "accuracy.fit_verdicts", split="fitted", fitted="the width of memory's intervals"),
         _other("operator-weights", "training", "evaluate", "DATA", is_quick=False),
         _other("ablation", "accuracy.ablation", "--data", "DATA", split="fitted", is_quick=False,
                fitted="the constants of kind `fitted` in `constants.toml`"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.interval import Interval
@@ -396,9 +396,11 @@ def memory_need_of(
         one, least = single, None
         needed: float | None
         own = sharing if layout.count > 1 else sharing.on_one_gpu
+        if own is None and sharing.accumulate > 1:
+            own = Strategy(accumulate=sharing.accumulate)
         if own is None:
             needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
-        elif tables is not None:
+        elif tables is not None and layout.count > 1:
             needed, least = tables.needed_bytes(kind, layout)
             allocated = (needed or 0.0) * one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
         else:
@@ -416,7 +418,6 @@ def memory_need_of(
         layout,
         needed,
         relative=one.relative,
-        cached_factor=SHARDED_FRAGMENTATION if layout.count > 1 and sharing.split.parameters else 1.0,
         allocated_bytes=allocated,
         relative_allocated=one.relative_allocated,
         releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
@@ -425,10 +426,6 @@ def memory_need_of(
         reported_bytes=reported_bytes,
         least_filled_bytes=least,
     )
-
-
-SHARDED_FRAGMENTATION: Final = 1.25
-"""Factor on the upper end of reserved memory if parameters are sharded."""
 
 
 def _on_layout(

@@ -110,11 +110,6 @@ def with_eight_bit_state(trace: Trace) -> Trace:
     return replace(trace, operations=operations, memory=memory)
 
 
-def with_added_gradients(trace: Trace) -> Trace:
-    """Return the step with the memory of a later accumulated batch: its gradients are added to those before."""
-    return replace(trace, flags=replace(trace.flags, set_to_none=False))
-
-
 def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
     """Yield the step with these changes and its largest batch, if one fits."""
     words = []
@@ -126,15 +121,15 @@ def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assu
             trace, _ = change.apply(trace, assumptions)
             words.append(change.words)
     small = with_eight_bit_state(trace) if CHANGES[-1] in names else trace
-    scaled, recorded = ScaledMemory(small), trace.samples_per_batch
-    if scaled.need(recorded, layout, Strategy()).memory_fit != "fits":
-        scaled = ScaledMemory(with_added_gradients(small))
-    largest = largest_batch(scaled, layout, Strategy()).batch_size
+    scaled, recorded, strategy = ScaledMemory(small), trace.samples_per_batch, Strategy()
+    if scaled.need(recorded, layout, strategy).memory_fit != "fits":
+        strategy = Strategy(accumulate=2)  # more batches hold the same gradients
+    largest = largest_batch(scaled, layout, strategy).batch_size
     if largest is None:
         return
     accumulate = ceil(recorded / largest)
     batch, smaller = ceil(recorded / accumulate), recorded // accumulate
-    need = scaled.need(batch, layout, Strategy())
+    need = scaled.need(batch, layout, strategy)
     together = replace(assumptions, strategy=Strategy(accumulate=accumulate))
     seconds = {
         size: predict_workload(step, [layout], remaining_steps(step, None), together)

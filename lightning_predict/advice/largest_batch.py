@@ -1,7 +1,7 @@
 """Largest batch size that fits in GPU memory: scales a recorded step, and simulates torch's allocator for each size.
 
 Reserved memory is almost linear in the number of samples, except for the allocator's rounding, so a bisection needs
-only a few scaled steps. The batch must fit with a probability of 97 %. If a layout has several GPUs, the GPU that needs
+only a few scaled steps. The batch must fit with a probability of 90 %. If a layout has several GPUs, the GPU that needs
 the most memory counts. Example::
 
     for found in largest_batches(lp.capture(step_of(16), samples_per_step=16), ["T4", "8xH100-SXM-80GB"]):
@@ -46,7 +46,7 @@ class LargestBatch:
 
     Attributes:
         gpu: Name of the GPU or layout.
-        batch_size: Largest number of samples that fits with a probability of 97 %; None if not even 1 sample fits.
+        batch_size: Largest number of samples that fits with a probability of 90 %; None if not even 1 sample fits.
         fit_probability: Probability that `batch_size` fits; None without a batch size.
         memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.
         batch_size_at_50_percent: Largest number of samples that fits with a probability of 50 %; None if not even 1
@@ -92,7 +92,7 @@ def largest_batches(  # noqa: D417
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> tuple[LargestBatch, ...]:
-    """Return the largest batch that fits on each GPU with a probability of 97 %, with throughput and cost.
+    """Return the largest batch that fits on each GPU with a probability of 90 %, with throughput and cost.
 
     Args:
         trace: A step with a known number of samples, recorded with data flow (on the meta device or the CPU).
@@ -208,13 +208,14 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         return needs[samples]
 
     def is_likely(samples: int) -> bool:
-        return need(samples).fits is True
+        found = need(samples)
+        return found.memory_fit == "fits" or (found.fits is True and (found.fit_probability or 0.0) >= 0.5)
 
     def is_safe(samples: int) -> bool:
         return need(samples).memory_fit == "fits"
 
     def spare_bytes(samples: int) -> float:
-        if layout.count > 1:
+        if layout.count > 1 or strategy.accumulate > 1:
             return need(samples).memory_free_bytes or 0.0
         # Without releasable memory, which needs more simulations
         reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.at(samples)), default=0)

@@ -51,7 +51,7 @@ class WayToFit:
         changes: Descriptions of the changes; empty if the step fits as it is.
         batch_size: Samples of a batch: as recorded, or fewer, accumulated; the last batches may hold one less.
         accumulate: Number of batches per update: the fewest that give the recorded number of samples.
-        largest_batch: Largest batch that fits with a probability of 97 %.
+        largest_batch: Largest batch that fits with a probability of 90 %.
         seconds: Seconds of these batches, which hold the recorded samples, and of their update.
         process_bytes: Memory of the process with `batch_size`; None if unknown.
         fit_probability: Probability that `batch_size` fits.

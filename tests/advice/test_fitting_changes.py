@@ -12,7 +12,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.advice.batch_size import with_samples
-from lightning_predict.advice.fitting_changes import with_added_gradients, with_eight_bit_state
+from lightning_predict.advice.fitting_changes import with_eight_bit_state
 from lightning_predict.advice.memory_savings import memory_report
 from lightning_predict.hardware import gpu
 from lightning_predict.layouts.strategy import Strategy
@@ -59,7 +59,7 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     assert ways[0].number == 1
     assert [way.number for way in ways] == sorted(way.number for way in ways)
     assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)
-    assert all(way.fit_probability is not None and way.fit_probability >= 0.97 for way in ways)
+    assert all(way.fit_probability is not None and way.fit_probability >= 0.9 for way in ways)
     for way in ways:
         assert way.accumulate == ceil(256 / way.largest_batch)
         assert way.batch_size == ceil(256 / way.accumulate)
@@ -87,6 +87,8 @@ def test_smaller_batches_share_the_samples_evenly_and_one_update() -> None:
     )
     assert way.seconds == pytest.approx((more + 2 * less) / 3)
     assert 2 * single < way.seconds < 3 * single  # one update instead of three
+    small = lp.predict(with_samples(trace, 86), ["RTX-3060"], strategy=Strategy(accumulate=3), history=False)
+    assert small["RTX-3060"].memory.fit_probability == way.fit_probability
 
 
 def test_accumulated_batch_holds_the_gradients_of_those_before() -> None:
@@ -94,11 +96,11 @@ def test_accumulated_batch_holds_the_gradients_of_those_before() -> None:
     # A sample keeps 4 x 10 x 2,048 x 512 values of 4 bytes: 16 samples keep 2.7 GB.
     step = partial(step_of_blocks, width=2048, samples=16)
     first, later, recorded = (
-        memory.bytes_on(gpu("RTX-3060"))
-        for one in (step(), with_added_gradients(step()), step(batches=2))
-        if (memory := step_memory(one)) is not None
+        lp.predict(trace, ["RTX-3060"], strategy=Strategy(accumulate=batches), history=False)["RTX-3060"].memory_bytes
+        or 0.0
+        for trace, batches in ((step(), 1), (step(), 2), (step(batches=2), 1))
     )
-    assert later == pytest.approx(recorded, rel=0.03)
+    assert later == pytest.approx(recorded, rel=1e-4)
     assert later - first > 0.4e9
 
 

@@ -45,8 +45,9 @@ def largest(trace: Trace, name: str = "L4") -> LargestBatch:
 def test_largest_batch_fills_the_memory_that_the_model_leaves() -> None:
     found = largest(kept())
     # Weight, gradient and hidden; 2 MiB hold the batches, cuBLAS has two workspaces of 8.125 MiB. An L4's 24 GiB, less
-    # ECC and the driver (1/16, 3 %), less 800 MiB of context.
-    spare = 24 * 1024 * (15 / 16) * 0.97 - 800 - 2 - 2 * 8.125 - 2 * 1024
+    # ECC and the driver (1/16, 3 %), less 800 MiB of context. With an even chance, a step needs 4.5 % more than that:
+    # the geometric mean of 0.91 and 1.2.
+    spare = (24 * 1024 * (15 / 16) * 0.97 - 800) / 1.045 - 2 - 2 * 8.125 - 2 * 1024
     assert found.batch_size_at_50_percent == pytest.approx(spare / 100, rel=1 / 64)
     assert (found.batch_size or 0) < (found.batch_size_at_50_percent or 0)
     assert found.sentence == (
@@ -56,13 +57,13 @@ def test_largest_batch_fills_the_memory_that_the_model_leaves() -> None:
 
 
 @pytest.mark.parametrize("name", ["T4", "L4", "H100-SXM-80GB"])
-def test_probability_falls_below_97_percent_at_the_next_size(name: str) -> None:
+def test_probability_falls_below_90_percent_at_the_next_size(name: str) -> None:
     scaled, layout = ScaledMemory(kept()), layout_of(name)
     found = largest(kept(), name)
     assert found.batch_size is not None
     further = found.batch_size + max(found.batch_size // 64, 1)
     chances = [scaled.need(size, layout, Strategy()).fit_probability or 0 for size in (found.batch_size, further)]
-    assert chances[0] >= 0.97 > chances[1]
+    assert chances[0] >= 0.9 > chances[1]
     assert found.fit_probability == chances[0]
 
 
@@ -87,14 +88,14 @@ def test_no_batch_fits_if_the_model_alone_is_too_large() -> None:
     huge = replace(kept(), memory=replace(kept().memory, optimizer_state_bytes=100 * GIBIBYTE))
     (found,) = largest_batches(huge, ["L4"])
     assert (found.batch_size, found.batch_size_at_50_percent, found.samples_per_second) == (None, None, None)
-    assert found.sentence == "Largest batch on the L4: not even one sample fits with a chance of 97%."
+    assert found.sentence == "Largest batch on the L4: not even one sample fits with a chance of 90%."
 
 
 @pytest.mark.parametrize(
     ("safe", "even", "sentence"),
     [
-        (None, 1, "none fits with a chance of 97%; 1 has an even chance."),
-        (None, 3, "none fits with a chance of 97%; 3 have an even chance."),
+        (None, 1, "none fits with a chance of 90%; 1 has an even chance."),
+        (None, 3, "none fits with a chance of 90%; 3 have an even chance."),
         (1, 1, "1 sample (98%); 1 has an even chance."),
         (1, 2, "1 sample (98%); 2 have an even chance."),
     ],

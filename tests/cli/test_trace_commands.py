@@ -115,12 +115,12 @@ def test_explain_names_source_of_each_time(trace: Path, run: Run) -> None:
 def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
     found = run("trace", "memory", trace, "--gpu", "T4", "--json").json
     assert (found["gpu"], found["memory_fit"]) == ("T4", "fits")
-    assert found["fit_probability"] > 0.97
+    assert found["fit_probability"] > 0.9
     low, middle, high = found["process_bytes"]
     assert low < middle < high
     assert sum(found["parts"].values()) == pytest.approx(middle, rel=0.02)
     text = run("trace", "memory", trace, "--gpu", "T4").out
-    assert "on the T4; the chance that it fits is 100 %." in text
+    assert "on the T4; the chance that it fits is >99 %." in text
     assert "Peak in the " in text
     assert "parameters and buffers" in text
 

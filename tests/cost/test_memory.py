@@ -1,16 +1,14 @@
 """Peak memory by hand, against a tracker of living tensors of real models, and whether it fits."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed._tools.mem_tracker import MemTracker
 
 import lightning_predict as lp
 from lightning_predict.base.interval import Interval
@@ -38,7 +36,6 @@ from lightning_predict.memory.step_memory import (
 )
 from lightning_predict.memory.storages import storages_and_batch, written_storages
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
-from tests.workloads.catalogue import WORKLOADS
 
 
 def tensor(number: int, elements: int, dtype: str = "uint8") -> TensorInfo:
@@ -120,22 +117,24 @@ def test_storages_that_were_not_seen_count_for_nothing() -> None:
 T4 = layout_of("T4")
 
 
-def test_step_fits_from_97_percent_and_is_tight_up_to_usable_memory() -> None:
+def test_step_fits_from_90_percent_and_is_tight_up_to_usable_memory() -> None:
     usable = usable_bytes(T4.gpu)
     for share in np.linspace(0.8, 1.1, 61):
         need = memory_need(T4, share * usable)
         assert need.fit_probability is not None
-        expected = "fits" if need.fit_probability >= 0.97 else "tight" if share <= 1 else "exceeds"
+        expected = "fits" if need.fit_probability >= 0.9 else "tight" if share <= 1 else "exceeds"
         assert need.memory_fit == expected
         assert need.fits == (share <= 1)
-    assert memory_need(T4, usable).fit_probability == pytest.approx(0.5)
+    # Runs need 4.5 % more than predicted in the middle: the geometric mean of 0.91 and 1.2.
+    assert memory_need(T4, usable / math.sqrt(0.91 * 1.2)).fit_probability == pytest.approx(0.5)
 
 
-def test_fit_probability_follows_normal_error() -> None:
-    # 10 GiB and half a GiB of context of 12: 1.5 GiB to spare. The upper ends are 1 GiB and 0.5 GiB above: together
-    # the root of 1.25 above, or 1.645 standard deviations. 1.5 / (1.118 / 1.645) = 2.207 of them.
-    reserved, context = Interval(9.0, 10.0, 11.0), Interval(0.4, 0.5, 1.0)
-    assert fit_probability(reserved, context, 12.0) == pytest.approx(NormalDist().cdf(2.207), abs=1e-4)
+def test_fit_probability_follows_the_t_distribution() -> None:
+    # 10 GiB (the root of 8 x 12.5) and half a GiB of context. Half the widths are 2.25 and 0.3 GiB, together 2.27: with
+    # as much to spare the chance is 95 %, and with twice as much that of 4.707 scales, 99.1 %. A normal error: 99.9 %.
+    reserved, context = Interval(8.0, 9.0, 12.5), Interval(0.2, 0.5, 0.8)
+    chances = [fit_probability(reserved, context, 10.5 + times * math.hypot(2.25, 0.3)) for times in (-1, 0, 1, 2)]
+    assert chances == pytest.approx([0.05, 0.5, 0.95, 0.9909], abs=1e-4)
     certain = Interval(1.0, 1.0, 1.0)
     assert [fit_probability(certain, certain, total) for total in (1.9, 2.0)] == [0.0, 1.0]
 
@@ -393,70 +392,3 @@ def test_a_workspace_a_thread_that_computes() -> None:
     without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
     assert without_products is not None
     assert without_products.cublas_handles == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "tolerance"),
-    # Off CUDA attention is not fused: in the transformer 18 calls write storages that the recorder omits, 131 of 2,137
-    # MiB.
-    [("resnet50", 0.05), ("transformer", 0.065), ("dlrm", 0.05), ("gpt2", 0.05), ("unet", 0.05)],
-)
-def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str, tolerance: float) -> None:
-    """Published sizes on the meta device, zero_grad after the forward pass, as Lightning does it; within 5 %.
-
-    Without dropout, whose masks are larger there than on CUDA.
-    """
-    workload = WORKLOADS[name]
-    with torch.device("meta"):
-        module, batch = workload.module("full"), workload.batch("full")
-    for part in module.modules():
-        for word in ("dropout", "p"):
-            if isinstance(getattr(part, word, None), float):
-                setattr(part, word, 0.0)
-    optimizer: Any = module.configure_optimizers()
-
-    def step() -> None:
-        loss: Any = module.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    step()
-    trace = lp.capture(step, warmup_steps=0)
-    tracker = MemTracker()
-    tracker.track_external(module, optimizer, *batch)
-    with tracker:
-        step()
-    seen = tracker.get_tracker_snapshot("peak")[torch.device("meta")]
-    assert tensor_bytes(trace) == pytest.approx(seen["Total"], rel=tolerance)
-
-
-def test_the_interval_widens_with_what_convolutions_write() -> None:
-    images, filters = TensorInfo((2, 4, 8, 8), "float32", id=900), TensorInfo((4, 4, 1, 1), "float32", id=901)
-    results = [TensorInfo((2, 4, 8, 8), "float32", id=902 + number) for number in range(8)]
-
-    def ends(pointwise: int) -> tuple[float, float]:
-        operations = [
-            Operation(name="aten::convolution", phase="forward", inputs=(images, filters), outputs=(results[0],))
-        ]
-        for number in range(pointwise):
-            one, two = results[number], results[number + 1]
-            operations.append(Operation(name="aten::exp", phase="forward", inputs=(one,), outputs=(two,)))
-        trace = Trace(
-            operations=tuple(operations), device="meta", recorder="dispatch", memory=Memory(parameter_bytes=64)
-        )
-        found = step_memory(trace)
-        assert found is not None
-        return found.relative.low, found.relative.high
-
-    assert ends(3) == ends(1) == pytest.approx((0.91, 1.14))  # a quarter of the written bytes, or more
-    assert ends(7) == pytest.approx((0.925, 1.11))  # an eighth: half way to (0.94, 1.08)
-
-
-def test_free_segments_widen_reserved_memory_but_not_what_must_fit() -> None:
-    # A full GPU releases free segments, so they cannot make a step fail.
-    plain, cached = (memory_need(T4, 8 * GIBIBYTE, cached_factor=factor) for factor in (1.0, 1.25))
-    assert plain.reserved is not None
-    assert cached.reserved is not None
-    assert cached.reserved.high == pytest.approx(1.25 * plain.reserved.high)
-    assert cached.fit_probability == plain.fit_probability

@@ -1,0 +1,153 @@
+"""Check the probability that a step fits, with each source left out: `python -m benchmarks.accuracy.fit_verdicts`.
+
+The results of other tables have errors of predicted memory. A run whose memory was measured fits GPUs with at least
+this memory, and no others. `CARDS` are sizes of GPUs relative to the predicted memory, so their choice does not depend
+on the measurement. The width of the interval is fitted to all sources but one, and judged on that one. Example::
+
+    python -m benchmarks.accuracy.fit_verdicts --result benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+from scipy.optimize import minimize
+from scipy.stats import t as student
+
+from benchmarks.result_files import FOLDER, ResultConsole, read_result, write_result
+from benchmarks.runs import RUNS
+from benchmarks.training.report import report_table
+
+NAME: Final = "fit-verdicts"
+
+CARDS: Final = tuple(percent / 100 for percent in range(80, 135, 5))
+"""Sizes of GPUs, relative to the predicted memory."""
+
+DEGREES: Final = 3
+"""Degrees of freedom of Student's t distribution."""
+
+MOSTLY_CONTEXT: Final = 1.5
+"""Width of the interval of a process from which most of it is the CUDA context's: such steps say little of tensors."""
+
+QUANTITIES: Final = ("allocated memory", "reserved memory", "memory of the process")
+
+Ends = tuple[float, float]
+"""Both ends of a 90 % interval of measured over predicted memory."""
+
+Judged = Sequence[tuple[float, bool]]
+"""Predicted probability that a run fits, and whether it fits."""
+
+
+def ratios_of(folder: Path) -> Mapping[str, Sequence[float]]:
+    """Return measured over predicted memory of all published figures, by table."""
+    found = defaultdict[str, list[float]](list)
+    for path in sorted(folder.glob("*.json")):
+        result = read_result(path.stem, folder)
+        for table in result.tables:
+            if any(table.title == f"{result.name}: {quantity}, each" for quantity in QUANTITIES):
+                error, width = table.columns.index("error %"), table.columns.index("width")
+                is_process = QUANTITIES[-1] in table.title
+                found[result.name] += [
+                    1 / (1 + float(row[error]) / 100)
+                    for row in table.rows
+                    if not is_process or float(row[width]) < MOSTLY_CONTEXT
+                ]
+    return {name: ratios for name, ratios in found.items() if ratios}
+
+
+def fitted(sources: Iterable[Sequence[float]]) -> Ends:
+    """Return the 90 % interval of the ratios, each source with the same weight."""
+    points = [(math.log(ratio), 1 / len(own)) for own in sources for ratio in own]
+    logs, weights = zip(*points, strict=True)
+
+    def loss(values: Sequence[float]) -> float:
+        return -float((student.logpdf(logs, DEGREES, values[0], math.exp(values[1])) * weights).sum())
+
+    location, scale = minimize(loss, (0.0, math.log(0.05)), method="Nelder-Mead").x
+    far = student.ppf(0.95, DEGREES) * math.exp(scale)
+    return math.exp(location - far), math.exp(location + far)
+
+
+def judged(ends: Ends, ratios: Iterable[float]) -> Judged:
+    """Judge each run on GPUs of all sizes, as `lp.predict` does by its interval (`fit_probability`)."""
+    scale = (ends[1] - ends[0]) / 2 / student.ppf(0.95, DEGREES)
+    chances = [float(student.cdf((card - math.sqrt(ends[0] * ends[1])) / scale, DEGREES)) for card in CARDS]
+    return [(chance, ratio <= card) for ratio in ratios for card, chance in zip(CARDS, chances, strict=True)]
+
+
+def brier(found: Judged) -> float:
+    """Return the mean squared difference between probability and outcome: 0 if all is known, 0.25 for even chances."""
+    return statistics.fmean((chance - fits) ** 2 for chance, fits in found)
+
+
+def source_table(sources: Mapping[str, Sequence[float]]) -> Table:
+    """Judge each source by the interval that the other sources give."""
+    table = report_table(
+        "Does it fit: each source left out", ("source",), ("n", "low", "high", "inside %", "Brier score")
+    )
+    scores = []
+    for name, own in sources.items():
+        ends = fitted(others for other, others in sources.items() if other != name)
+        inside = statistics.fmean(ends[0] <= ratio <= ends[1] for ratio in own)
+        scores.append((inside, brier(judged(ends, own))))
+        table.add_row(name, *_cells(len(own), ends, *scores[-1]))
+    means = (statistics.fmean(each) for each in zip(*scores, strict=True))
+    table.add_row("mean of the sources", *_cells(sum(map(len, sources.values())), fitted(sources.values()), *means))
+    return table
+
+
+def _cells(count: int, ends: Ends, inside: float, score: float) -> tuple[str, ...]:
+    return (str(count), *(f"{end:.2f}" for end in ends), f"{100 * inside:.0f}", f"{score:.3f}")
+
+
+def reliability_rows(found: Mapping[str, Judged]) -> Iterator[tuple[str, ...]]:
+    """Yield tenths of the probability, with the share of runs that fit; each source with the same weight."""
+    for tenth in range(10):
+        points = [
+            (chance, fits, 1 / len(own))
+            for own in found.values()
+            for chance, fits in own
+            if min(int(10 * chance), 9) == tenth
+        ]
+        total = math.fsum(weight for *_, weight in points)
+        if points:
+            means = [math.fsum(point[at] * point[2] for point in points) / total for at in (0, 1)]
+            yield (f"{10 * tenth}-{10 * tenth + 10} %", str(len(points)), *(f"{100 * mean:.0f}" for mean in means))
+
+
+def reliability_table(sources: Mapping[str, Sequence[float]]) -> Table:
+    """Compare the probability with the share of runs that fit; the interval of each source is the others'."""
+    table = report_table("Does it fit: by predicted probability", ("probability",), ("cards", "predicted %", "fit %"))
+    found = {
+        name: judged(fitted(others for other, others in sources.items() if other != name), own)
+        for name, own in sources.items()
+    }
+    for row in reliability_rows(found):
+        table.add_row(*row)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path, default=FOLDER, help="folder with results (default: the repository's)")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args(arguments)
+    sources, console = ratios_of(options.results), ResultConsole(width=120)
+    console.print(source_table(sources))
+    console.print(reliability_table(sources))
+    if options.result is not None:
+        write_result(console.result(RUNS[NAME]), options.result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
