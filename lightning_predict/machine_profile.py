@@ -40,8 +40,6 @@ class MachineProfile:
         host: CPU class of the machines, or a factor on the recorded CPU time; see `Assumptions`.
         release: PyTorch version of the run.
         method: How kernels are predicted.
-        cores_per_node: CPU cores of each machine.
-        weights: Source of the weights.
         skew: Skew of the lookups in embedding tables, as `skew_of` parses it.
         interconnect: Bandwidths of the links; None for those of the catalogue.
         usd_per_hour: The user's own price of one GPU, for all GPUs or by name.
@@ -50,12 +48,10 @@ class MachineProfile:
         providers: Providers, or kinds of providers, whose prices are used; empty for all.
         spot: Whether to use spot prices where they are lower.
         charges: Costs of a rented machine other than training.
-        grid: Grid of the machines, for the CO2 of the run.
         pue: Total power of the data centre per watt of its machines.
         loader_seconds: Seconds in which the data loader of one process loads a batch.
         loader_samples_per_second: Speed of the data loader of one process, instead.
         evaluation_seconds: Seconds of the run outside training steps.
-        columns: Columns to add to the table.
         model: Further options of a model by name: `image_size`, `frames`, `lora_targets`, `holds_output`.
     """
 
@@ -127,7 +123,6 @@ class Prices:
     """Prices of the machines.
 
     Attributes:
-        offers: Offers to take prices from.
         usd_per_hour: The user's own price, which takes precedence.
         spot: Whether spot prices are used where they are lower.
         notes: Notes about the user's offers.

@@ -42,7 +42,6 @@ class EvaluatedChange:
     """One change, evaluated on the GPU that the advice is for.
 
     Attributes:
-        name: Name of the change.
         words: Code that the user writes to apply the change.
         note: Text that describes the side effects.
         verdict: Verdict, see `ChangeVerdict`.

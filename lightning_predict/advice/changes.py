@@ -58,10 +58,8 @@ class Change:
         apply: Function that returns the changed step and assumptions.
         why_not: Function that returns why the change does not apply to a step on a GPU (None for any GPU), or None.
         why_not_shared: Function that returns why the change does not apply to a layout with a strategy, or None.
-        side_effects: Side effects of the change.
         kind: Key of the evidence for the gain in `gain_accuracy.py`, without the mode. Changes of one kind exclude each
             other, except `amp` and `half`, which are both precisions.
-        useless_after: Names of changes after which this change has no effect.
     """
 
     name: str

@@ -43,7 +43,6 @@ class MeasuredPairs:
     Attributes:
         pairs: Number of pairs that were compared with predicted gains.
         families: Number of model families among the pairs.
-        source: Text that describes the pairs.
         median_error: Median relative error of the simulated gain; of the reported gain if `limits` says so.
         constant_error: Median relative error of the constant: the median gain of the other families.
         coverage: Share of the pairs whose gain is inside the reported interval.

@@ -45,7 +45,6 @@ class LargestBatch:
     """Largest batch per GPU of a layout, with its speed and cost.
 
     Attributes:
-        gpu: Name of the GPU or layout.
         batch_size: Largest number of samples that fits with a probability of 90 %; None if not even 1 sample fits.
         fit_probability: Probability that `batch_size` fits; None without a batch size.
         memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.

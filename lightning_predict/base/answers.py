@@ -37,8 +37,6 @@ class CommandAnswer:
     """Result of a command as two functions: one returns JSON values, the other prints text. Only one of them is called.
 
     Attributes:
-        data: Returns JSON values.
-        show: Prints text.
         exit_code: Exit code of the command: 0, except after a failed script or if `--max-usd` is exceeded.
     """
 

@@ -75,8 +75,6 @@ class File:
     """An external file, as named in error messages.
 
     Attributes:
-        name: Name of the file in error messages.
-        error: Class of the errors to raise.
         advice: Sentence at the end of each error message, for example how to get a valid file.
     """
 
@@ -97,7 +95,6 @@ class Checked:
 
     Attributes:
         value: The parsed value. A row of a CSV file is a dictionary of strings.
-        file: The file that contains the value.
         place: Path of the value in the file, for example `operations[3].phase`; empty for the whole file.
         line: Line of the file, counted from 1; None if the format has no lines.
     """

@@ -44,7 +44,6 @@ class Account:
     """Use of a run, over all its fits.
 
     Attributes:
-        ledger: Used amounts.
         run: Name of the run, equal in its checkpoints and its ledger file.
         machine: RentedMachine of the last fit; None before the first fit.
         stopping_reason: Reason why the run was stopped; None if it was not stopped.

@@ -56,9 +56,7 @@ class BudgetSettings:
     """Settings of a budget, as given to `CostBudget`.
 
     Attributes:
-        terms: Limits and prices.
         counts_earlier: Whether the amounts used before a resume count.
-        on_exceed: Action if the budget is exceeded.
         warmup_steps: Minimum number of steps before the first forecast.
         webhook: Address of notices; None for no notice.
     """

@@ -33,7 +33,6 @@ class OutputOptions:
     """Options for the output of predictions.
 
     Attributes:
-        with_table: Whether to print the table and the ranking.
         verbose: Whether to print also methods, sources of prices and every note, and to log every quantity of every
             GPU, not only step, total and cost of the relevant GPUs.
         json_file: File for all predictions as JSON; None for no file.

@@ -35,7 +35,6 @@ class Energy:
     """Energy of a run on one kind of GPU.
 
     Attributes:
-        gpu: Name of the GPU.
         watts: Mean power of one GPU.
         kilowatt_hours: Energy of all GPUs over the whole run.
         grid_grams_per_kwh: Carbon intensity of the grid; None if not given.

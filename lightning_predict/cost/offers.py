@@ -115,7 +115,6 @@ class Offer:
         spot: Whether `usd_per_hour` is a spot price.
         region: Region of the price; None if the price applies everywhere, or the source names no region.
         date: ISO date (or month) of the price.
-        source: Source of the price.
         max_gpus: Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the
             machine is rented as a whole.
         in_stock: Whether the machine was available when the price was read; None if the list does not say.

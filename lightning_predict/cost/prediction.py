@@ -404,10 +404,7 @@ class MachineInUse(PredictionFields):
 
     Attributes:
         name: Catalogue name of the GPU, the name that the GPU reports, or `CPU`.
-        step: The measured step.
-        run: The rest of the run on this machine.
         layout: The GPUs; None for a CPU, or a GPU that the catalogue lacks.
-        price: Price of the run on this machine.
         memory: Memory of the GPU; empty for a CPU.
         supply: Power supply, for energy and CO2 emissions.
     """
@@ -431,7 +428,6 @@ class AbstractPredictions(Mapping[str, Prediction]):
 
     Attributes:
         used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
-        notes: Notes that apply to all predictions.
         machine: The machine in use, if the mapping has no prediction for that machine; None if no step was timed.
         heading: Title of the table: number and size of the steps, and where a step was recorded.
         is_running: Whether the predictions are for a run in progress on this machine.

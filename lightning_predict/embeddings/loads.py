@@ -46,9 +46,6 @@ class TablePart:
     """Part of an embedding table on a GPU, with its lookups in a step.
 
     Attributes:
-        rows: Number of rows.
-        dim: Number of columns.
-        bags: Number of output vectors.
         lookups: Mean number of local rows that are summed per vector; below 1 if most rows of a bag are on other GPUs.
         num_gpus: Number of consecutive GPUs that each hold a part of this size.
         alpha: Exponent of Zipf's law for the lookups.

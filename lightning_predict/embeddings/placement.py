@@ -209,7 +209,6 @@ class TablePlacement:
     Attributes:
         plans: Plans that fit, fastest first. A mixture is included only if it is the fastest plan.
         refused: Reason why a kind of sharding is impossible, by kind.
-        table_bytes: Memory for tables on each GPU.
     """
 
     plans: tuple[ShardingPlan, ...]

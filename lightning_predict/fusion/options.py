@@ -37,8 +37,6 @@ class KernelOption:
         apply: Rewrites an eager step.
         why_not: Returns why the option does not apply to a step; None if it does.
         slot: Options of one slot replace the same operations, so only one of them can run.
-        needs: GPUs that have the kernels, in words.
-        runs_on: Whether a GPU has the kernels.
     """
 
     apply: Callable[[Trace], Trace]

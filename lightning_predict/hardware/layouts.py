@@ -230,7 +230,6 @@ class Network:
 
     Attributes:
         bytes_per_second: Bandwidth per machine in one direction.
-        machine: Name of the instance type.
         kind: Provider's name of the network technology.
         has_rdma: Whether network adapters access memory directly (RDMA). Otherwise, the CPU runs a TCP stack.
         gpus: Number of GPUs per machine, which share the network.

@@ -220,10 +220,8 @@ class Generation:
         has_fast_stacked_memory: Whether HBM delivers a larger fraction of its bandwidth than GDDR; false for the P100's
             HBM (public training data).
         streams_norms: Whether layer norm is memory-bound (`kernels/families/norm.py`).
-        streams_softmax: Whether softmax is memory-bound.
         has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
             and TF32 matmuls use.
-        has_large_workspaces: Whether cuBLAS allocates larger workspaces.
         has_in_network_reduction: Whether NVSwitch computes reductions, so that collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
         light_context_mebibytes: As `context_mebibytes`, with CUDA 13 or later; None if unmeasured.

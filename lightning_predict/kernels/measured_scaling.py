@@ -87,7 +87,6 @@ class WorkTimes:
     Attributes:
         items: Items of work, in the order of the trace.
         families: Dominant operation of each item. Errors within a family are correlated.
-        phases: Phase of the step of each item.
         interval: GPU seconds.
         shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. The shares
             of an item add up to 1 if the item takes time.

@@ -99,8 +99,6 @@ class NetworkSpec:
     """Operations that share one neural network, in the dtypes that the network supports.
 
     Attributes:
-        name: Name in weights files.
-        dtypes: Supported compute dtypes.
         describe: Computes the features of a batch on GPUs.
         floor: Minimum seconds of shapes for which slow kernels are known, shape (gpus, shapes); 0 for others.
         built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
@@ -170,7 +168,6 @@ class Formula:
 
     Attributes:
         seconds: Seconds and their interval, shape (gpus, shapes).
-        supports: Whether the formula supports a shape.
     """
 
     seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]

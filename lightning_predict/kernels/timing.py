@@ -87,7 +87,6 @@ class Estimate:
     """Predicted times of shapes, arrays of shape (gpus, shapes).
 
     Attributes:
-        interval: Seconds.
         is_extrapolated: Whether the neural network had no measurements of the GPU; None if no network was used.
         held: Whether a bound lowered the network's time, by the name of the bound (`models.LESSER_GPU`).
     """
@@ -127,7 +126,6 @@ class OperationTimes:
     """Seconds of shapes, arrays of shape (gpus, shapes).
 
     Attributes:
-        interval: Seconds.
         shares: Share of the time by prediction method; the shares add up to 1.
         extrapolated_share: Share of the time from neural networks without measurements of the GPU.
     """
@@ -479,7 +477,6 @@ class TimeBound:
     """Upper or lower bound on times.
 
     Attributes:
-        name: Name of the bound, as in "held to ...".
         applies_to: Returns whether the bound may apply to a shape, which is given as requested and as computed.
         clamp: Clamps the times of the shapes to which the bound applies.
     """
@@ -714,14 +711,11 @@ class Explanation:
     """Source and bounds that determined the time of a shape on a GPU.
 
     Attributes:
-        shape: Shape in its requested dtype.
         computed: Shape in the dtype in which the GPU computes.
-        source: Source of the time.
         parts: Surrogates whose times add up to the time, if the source is a proxy.
         sourced_seconds: Time from the source, before any bound.
         network_limits: Bounds that already lowered the time from the neural network (`models.LESSER_GPU`).
         limits: Bounds that changed the time, in order, with the seconds after each bound.
-        interval: Seconds.
     """
 
     shape: OperationShape

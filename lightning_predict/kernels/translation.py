@@ -121,8 +121,6 @@ class WorkItem:
 
     Attributes:
         operations: Indices of the operations in the trace; several if the GPU runs them as one operation.
-        shapes: Shapes that the operations compute.
-        launches: Number of kernels that the host launches.
         unknown: Names of operations with known bytes only, without duplicates.
         error: Error message of a translator; None without a failure.
     """

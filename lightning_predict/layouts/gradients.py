@@ -32,7 +32,6 @@ class Bucket:
     """A gradient, or several gradients that are communicated together.
 
     Attributes:
-        size_bytes: Total size of the gradients.
         ready_after: Number of operations of the step that must finish before all gradients of the bucket are ready.
         is_expert: Whether the gradients belong to MoE experts. Fewer GPUs take part in the all-reduce of expert
             gradients.

@@ -84,7 +84,6 @@ class Stage:
             micro-batch.
         stream_bytes: Size of a tensor that is sent to a neighbouring stage.
         micro_batches: Number of micro-batches per step.
-        notes: Notes on assumptions, for the user.
     """
 
     parameters: tuple[Parameter, ...]
@@ -386,7 +385,6 @@ class StageTimes:
     """Times of one micro-batch in one stage, each as (low, middle, high).
 
     Attributes:
-        stage: The stage.
         row: Row of the layout's GPU model in arrays.
         seconds: Time of the micro-batch.
         communication_seconds: Time of the micro-batch's collectives inside the model.

@@ -329,8 +329,6 @@ class Links:
     """A layout with the known properties of its links.
 
     Attributes:
-        layout: The communicating GPUs.
-        interconnect: Known properties of the links.
         slowdown: Time of a collective during computation, relative to the isolated collective.
         groups_per_node: Number of communicating groups per machine, which share the machine's network.
     """

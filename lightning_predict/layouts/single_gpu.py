@@ -52,7 +52,6 @@ class SingleGpuSteps:
     """A recorded step, with predictions for a single GPU of each model.
 
     Attributes:
-        recorded: The step as recorded.
         trace: The step without communication between processes.
         timed: Work of the step with device seconds, corrected by `check`; one row per GPU of the `PredictionContext`.
         host: Assumptions about the CPU, corrected by `check`.

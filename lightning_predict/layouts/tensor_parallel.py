@@ -50,13 +50,10 @@ class TransformerBlock:
         name: Name of the block's module.
         hidden: Width of the residual stream.
         tokens: Number of tokens: rows of the residual stream.
-        heads: Number of query heads.
-        kv_heads: Number of key and value heads.
         weights: Shapes of the linear layers' weights.
         parameters: Shapes of parameters with at least two dimensions.
         reduced_bytes: Message sizes of the forward all-reduces, which sum outputs of linear layers over GPUs.
         reduced_behind: Index of the linear layer before each all-reduce.
-        stream_bytes: Size of the residual stream.
         ring_bytes: Size of the keys and values of fused attention; 0 for unfused attention.
     """
 
@@ -286,9 +283,6 @@ class ShardSpec:
     """How the work of a batch is split over GPUs.
 
     Attributes:
-        tensor: Tensor-parallel degree.
-        updated: Share of the parameters that one GPU updates.
-        context: Context-parallel degree.
         sequence: Whether sequence parallelism also splits norms, dropouts and additions inside blocks.
         expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its experts.
         expert_tensor: Number of GPUs that share each expert; None for `tensor`.

@@ -44,8 +44,6 @@ class MemoryBreakdown:
     """Memory of a step at its peak, by use.
 
     Attributes:
-        operation: Name of the operation that runs at the peak.
-        phase: Phase of the operation.
         module: Module of the operation; None if unknown.
         parts: Memory by use. The parts add up to the memory of the process.
         curve: Memory of the process over the step, without free blocks. The step is divided into `CURVE_POINTS` parts

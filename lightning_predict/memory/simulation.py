@@ -38,8 +38,6 @@ class SimulatedStep:
     """Memory peaks of the allocator over the simulated steps.
 
     Attributes:
-        allocated_bytes: Peak of the allocated memory.
-        reserved_bytes: Peak of the reserved memory.
         growth: Every new maximum of the reserved memory, with the size of the segments that were unused then.
     """
 
@@ -84,7 +82,6 @@ class Blocks:
         storages: Storages that the step writes, in order of allocation.
         update: Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time.
         unseen: Part of `lasting`: bytes of gradients that exist in all steps, and that the recorded step did not write.
-        count: Number of operations of the step.
         update_at: Index of the first operation of the largest optimizer update; `count` if there is none.
         drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
             freed before the step.
@@ -354,9 +351,7 @@ class MemoryMoment:
     """Sizes of live tensors at one moment of a step.
 
     Attributes:
-        index: Index of the running operation.
         persistent_bytes: Size of parameters and buffers.
-        state_bytes: Size of the optimizer state.
         batch_bytes: Size of the batch from the data loader.
         gradient_bytes: Size of the gradients, of this step or the previous step.
         update_bytes: Size of temporary tensors of the optimizer.

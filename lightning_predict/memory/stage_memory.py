@@ -50,12 +50,9 @@ class RankStep:
     """Step of a rank, before replicas shard its state.
 
     Attributes:
-        parameters: Parameters of the rank, with the shapes of its part.
         blocks: Memory blocks of the step, without `Blocks.lasting`.
         operations: Phase and module of each operation of the rank; empty if no unit is sharded.
         is_added_up: Whether the gradients of several micro-batches or batches are added.
-        trained_share: Share of all trainable parameters that the rank trains.
-        held_share: Share of all parameters that the rank holds.
     """
 
     parameters: tuple[Parameter, ...]
@@ -76,7 +73,6 @@ class _Kind:
             (`sequence`), with sequence parallelism if matmul inputs are gathered again (`gathered`), or by words of the
             vocabulary.
         is_weight: Whether the storage has the shape of a parameter, which micro-batches do not divide.
-        is_expert: Whether an expert wrote the storage.
         fused_bytes: Size with a fused loss; None if a fused loss does not change the size.
     """
 

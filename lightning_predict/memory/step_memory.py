@@ -113,7 +113,6 @@ class MemoryNeed(Deferred):
         allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
         reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
         process: Memory of the process, as nvidia-smi shows.
-        fit_probability: Probability that the step fits.
         least_filled_bytes: As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
     """
 
@@ -263,7 +262,6 @@ class StepMemory(Deferred):
         cublas_handles: Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was
             measured.
         relative: Interval of the reserved memory, as factors.
-        relative_allocated: Interval of the allocated memory, as factors.
     """
 
     persistent_bytes: int

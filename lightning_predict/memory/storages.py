@@ -39,7 +39,6 @@ class Storage:
     """A storage and its lifetime within the step.
 
     Attributes:
-        size_bytes: Size in bytes.
         cause: Use of the storage, see `Cause`.
         allocated_at: Index of the first operation that writes the storage; 0 for inputs of the step.
         freed_at: Index of the operation after which the storage is freed; None if the storage survives the step.

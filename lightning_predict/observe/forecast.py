@@ -58,11 +58,8 @@ class ForecastInputs:
 
     Attributes:
         position: Progress and limits of the fit.
-        checkpoint_schedules: Schedules of checkpoints.
         workers: Number of loader workers; None if unknown.
         has_workers: Whether workers load the training batches.
-        validation_has_workers: Whether workers load the validation batches.
-        starts_workers: Whether each epoch restarts the workers.
         validation_batches: Number of batches of the final validation; 0 without a final validation.
         time_limit_seconds: Seconds until a time limit ends the run; None without a time limit.
     """
@@ -141,7 +138,6 @@ class RestOfRun:
         run: Times of the rest of the run on the machine in use; None before a step was timed.
         forecast: Total remaining seconds; None for a run without an end.
         end_seconds: Duration of the final validation, which runs after a stop.
-        steps: Number of steps on which the forecast is based.
         step: Seconds from the start of a step to the start of the next; None before a step was timed.
         is_cold: Whether the first epoch of this fit has not ended.
     """

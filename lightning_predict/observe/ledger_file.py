@@ -83,7 +83,6 @@ class SavedLedger:
     """Contents of the ledger file.
 
     Attributes:
-        run: Name of the run, as in its checkpoints.
         use: What the run has used over all its fits.
         date: Time at which the file was written (ISO 8601).
         jobs: Jobs that trained the run, with their restarts.

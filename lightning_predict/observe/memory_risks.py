@@ -64,11 +64,8 @@ class MemoryRisk:
 
     Attributes:
         kind: Part of the run: first optimizer update, validation batch or longest sequence.
-        gpu: GPU in use.
         subject: Description of the part, as the subject of the message.
-        need: Memory need of the part on this GPU.
         is_bound: Whether `need` is an upper bound, not an expected value.
-        remedy: Advice to the user.
     """
 
     kind: Literal["optimizer", "validation", "sequence"]

@@ -81,8 +81,6 @@ class RentedMachine:
 
     Attributes:
         device: Catalogue name of the GPU; the device type if the catalogue lacks the device.
-        world_size: Number of processes.
-        num_nodes: Number of machines.
         gpu: Catalogue name of the GPU; None without a known GPU.
     """
 
@@ -169,7 +167,6 @@ class Use:
     """What a run has used, over all its fits.
 
     Attributes:
-        seconds: Seconds of all fits.
         metered: For each quantity, its amount over the fits with a known rate, and the seconds of these fits.
     """
 
@@ -293,7 +290,6 @@ class Terms:
     """Limits of a budget, and what their rates depend on.
 
     Attributes:
-        limits: Limit of each quantity, by name.
         deadline: Deadline, a time with a time zone; None without a deadline.
         usd_per_hour: The user's own price of all machines of the run; None uses an offer.
         offer: Offer that the user named; None uses the listed offers of the GPU.

@@ -52,9 +52,6 @@ class StepCounter:
     """Counter of batches, and of the accumulation windows that the batches form.
 
     Attributes:
-        batches: Number of finished batches.
-        windows: Number of finished windows.
-        batches_in_window: Number of finished batches in the current window.
         closed: Number of batches and optimizer steps of the window that ended with the last batch; None if no window
             ended.
         is_followed: Whether windows are counted. Counting is necessary if a recorder needs the windows, or if only
@@ -126,7 +123,6 @@ class TimedStep:
     Attributes:
         seconds: Sum of the batch times from start to end, without waits for the loader.
         loader_seconds: Observed waits for the loader before the batches.
-        batches: Number of batches.
         optimizer_steps: Number of optimizer updates, as counted by `trainer.global_step`.
         samples: Number of samples; None if the batch size could not be read.
         host_seconds: Sum of the batches' CPU times, without waits for the device; None if not measured.
@@ -208,7 +204,6 @@ class StepKind:
     """Kind of an accumulation window, which can be recognized without recording the window.
 
     Attributes:
-        batches: Number of batches.
         optimizers: Indices of the optimizers that updated parameters in the window.
         nodes: Number of autograd nodes; None if the number varies with the data.
     """

@@ -35,7 +35,6 @@ class Expected:
         gpu: Catalogue name of the machine's GPU; None without a GPU.
         fingerprint: Fingerprint of the step's operations.
         samples: Number of samples per step.
-        step_seconds: Measured step time.
         batch_seconds: Time of a training batch, including the wait for the loader.
         batches: Number of remaining training batches; None if unknown.
         total_seconds: Time of the rest of the run, computed from the measured steps; None if its length is unknown, or
@@ -45,7 +44,6 @@ class Expected:
         usd_per_hour: Price in dollars per hour; None if unknown.
         offer: Source and date of the price.
         model: Fingerprint of the model, independent of the batch size; None if unknown.
-        num_gpus: Number of GPUs of the run.
     """
 
     gpu: str | None
@@ -110,7 +108,6 @@ class Outcome:
     """Comparison of the predicted and the actual time.
 
     Attributes:
-        expected: Expected time.
         batches: Number of training batches since the prediction.
         actual_seconds: Actual time of the batches since the prediction, and of everything between these batches.
         predicted: Predicted time of these batches that was shown to the user.

@@ -142,7 +142,6 @@ class StepLog:
     Attributes:
         windows: Kind of each window; None for windows that are ignored.
         timed: Windows that were timed without recording, with their indices.
-        recorded: Recorded windows.
         empty: Number of windows without any computation.
     """
 

@@ -104,14 +104,10 @@ class RemainingCounts:
     """Remaining numbers of a fit; None if unknown.
 
     Attributes:
-        batches: Number of training batches.
         windows: Number of accumulation windows, including short ones at the ends of epochs.
         full_windows: Number of windows of full length with full-size batches.
         uneven_batches: Number of smaller batches (last batches of epochs) among `batches`.
-        windows_per_epoch: Number of windows in the current epoch.
-        validation_batches: Number of validation batches.
         validation_runs: Number of validation runs that contain these validation batches.
-        epochs: Number of epochs that have not begun.
         at_most: Whether the run may end earlier.
     """
 

@@ -64,7 +64,6 @@ class RunObserver:
     Attributes:
         batches_per_epoch: Number of batches of the last complete epoch; None before an epoch was complete.
         windows: Counter of the finished training batches and optimizer steps.
-        checkpoints: Timer of checkpoint files.
         validation: Timer of validation runs, which also gets their batch events.
         memory: Sizes of a checkpoint's contents; None before a step was recorded.
         buffered: Number of batches that the loader's workers have loaded at the end of a pause.

@@ -72,11 +72,9 @@ class PredictionRequest:
     """What a user asks of a session.
 
     Attributes:
-        layouts: GPUs and layouts to predict.
         assumptions: Assumptions of the user. Strategy and history are added for each prediction.
         batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
         reads_history: Whether earlier runs of the same model correct predictions.
-        writes_history: Whether to store this run in the history.
         strategy: How several GPUs share the work; None for the strategy of the loop.
         deadline_hours: Maximum hours of the run, which the ranking respects; None for no limit.
     """

@@ -108,8 +108,6 @@ class MeanEstimate:
     """Estimate of a repeated time.
 
     Attributes:
-        mean: Mean of the future values, with its 90 % interval.
-        values: Number of measured values that were used.
         is_settled: Whether the used values no longer decrease, so that the warm-up is over.
     """
 

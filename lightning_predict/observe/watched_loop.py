@@ -148,8 +148,6 @@ class WatchedLoop(Loop):
 
     Attributes:
         decides_alone: Whether a rank decides about the budget alone if the others do not watch their loop.
-        steps: Number of finished steps.
-        optimizers: Optimizers, for their memory.
         loader: Loader of the training batches; None if unknown.
     """
 
@@ -219,7 +217,6 @@ class WatchedRun(Predicts):
 
     Attributes:
         observer: Times of the loop so far. Report validation and checkpoints to the observer.
-        should_stop: Whether the budget is exceeded.
         stopping_reason: Reason for stopping as text; None if the budget is not exceeded.
     """
 

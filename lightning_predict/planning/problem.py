@@ -29,7 +29,6 @@ class MachineType:
 
     Attributes:
         name: Name of the type, unique in a problem.
-        gpu: Name of the machine's GPU.
         num_gpus: Number of GPUs per machine.
         usd_per_hour: Price of the whole machine, busy or not.
         provider: Cloud provider, as SkyPilot spells it; None for any provider.
@@ -171,9 +170,7 @@ class PlanningProblem:
     """Jobs, machines, limits and rules for a plan.
 
     Attributes:
-        jobs: All jobs, with any release time.
         machines: Machine types that can be rented.
-        limits: Limits on rented machines.
         formulation: What the planner may do with jobs.
         period_seconds: Maximum time between two decisions (H).
         tardiness_factor: Weight of tardiness relative to the cost of machines (ρ).
@@ -217,9 +214,7 @@ class PlanState:
     """State of a plan at one moment: jobs, machines and money spent.
 
     Attributes:
-        now_seconds: Time of the state.
         remaining: Remaining share of the work of each submitted, unfinished job; above 0 and at most 1.
-        running: Placements of running jobs.
         started: Last configuration of each job that has started, running or not.
         restarting: For running jobs that have just moved: seconds until the job resumes work.
         measured: Time of the whole run according to the job's own progress, by job and configuration.
@@ -249,8 +244,6 @@ class RunningJobs:
     """Decision that holds until the next event: which jobs run, and where.
 
     Attributes:
-        placements: Placement of each running job.
-        postponed: Jobs that wait, by name.
         objective_usd: Expected cost according to the planner; None for a rule without an objective.
         bound_usd: Lower bound on the cost of any decision; None if the method gives no bound.
     """

@@ -40,7 +40,6 @@ class StepSettings:
         has_disabled_by_torch: Whether the step entered a disabled autocast that was created before the step. Torch may
             have disabled this autocast.
         has_autocast: Whether the step entered an enabled autocast for any device.
-        is_float16: Whether the step entered an autocast in float16.
         scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
         lost_scaler: Whether a GradScaler stayed disabled on the CPU.
         set_to_none: Value of `set_to_none` that the step passed to `zero_grad`; None if not passed.

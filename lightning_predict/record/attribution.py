@@ -81,13 +81,11 @@ class FoundOperation:
     """Operation in a profile.
 
     Attributes:
-        name: Name of the operation in the Trace.
         call: Call with its tensors and arguments; None for device work without a call.
         start: Start on the host in microseconds.
         duration: Time on the host in microseconds; None without a call.
         in_backward: Whether an autograd node ran the operation.
         builds_graph: Whether the operation created a backward node of this step.
-        grad_enabled: Whether gradients were enabled.
         zeroes: Whether the operation set gradients to zero.
         work: Device work of the operation, with the launch of each part if recorded.
         whole_forward: Whole call whose backward pass the operation belongs to; None for all other operations.

@@ -163,8 +163,6 @@ class DispatchRecorder:
     Attributes:
         operations: Recorded operations, in order.
         pauses: Timer of the code between operations.
-        optimizers: Tracks optimizer steps.
-        modules: Tracks module calls.
         leaves: Leaf tensors with gradients that were read; they count as parameters if no module is known.
         forward_gradient_bytes: Size of the gradients of `leaves` when each leaf was first read.
         autocast_dtype: dtype of the active autocast; None if autocast is off.

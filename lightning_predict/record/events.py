@@ -53,13 +53,11 @@ class Call:
         name: Name of the operation, annotation or runtime function.
         is_launch: Whether the call is a function of the CUDA runtime or driver.
         is_annotation: Whether the call is a range that the program marked.
-        thread: Process and thread.
         start: Start in microseconds.
         end: End in microseconds.
         details: The event's `args`, with keys in lower case.
         children: Calls directly inside this call, in order.
         parent: Enclosing call; None for an outermost call.
-        device_work: Device work that this call launched.
     """
 
     name: str
@@ -110,7 +108,6 @@ class Profile:
         flows: Pairs of (thread, start) that link a forward call to its backward call.
         header: All fields of the file except the events.
         step: Number of the step's `ProfilerStep#`; None if the file marks no steps.
-        marked_steps: Numbers of all steps that the file marks.
         earlier_work: Device work within the step's time that belongs to the previous step.
         waited: Microseconds in which the host waited for the previous step, excluded from this step.
     """

@@ -69,8 +69,6 @@ class OptimizerWatch:
 
     Attributes:
         optimizers: Optimizers that stepped, in the order of their first step.
-        steps: Number of finished steps.
-        on_step_end: Called after each step.
         before_change: Called before `inside` changes.
         failure: First error in a hook; None without an error.
     """

@@ -77,7 +77,6 @@ class Recorder(Protocol):
     """Recorder to which the modes report.
 
     Attributes:
-        operations: Recorded operations.
         pauses: Timer that is called when an operation begins, and when it has run and is recorded.
     """
 
@@ -118,7 +117,6 @@ class Schema:
 
     Attributes:
         name: Qualified name without the overload.
-        words: Argument names.
         defaults: Default values; None for arguments without a default.
         decomposes: Whether the operator is a composite, which torch decomposes for tensors with autograd.
         asks: Whether the operator only queries a device or layout, and computes nothing.
@@ -312,7 +310,6 @@ class OwnCall:
     """Call of the step, which runs exactly once, even if the recorder fails before or after the call.
 
     Attributes:
-        has_run: Whether the call was made.
         has_raised: Whether the call raised an error, so that the error belongs to the step.
         output: Result of the call; None before the call.
     """

@@ -13,10 +13,8 @@ class OptimizerKind:
     """One optimizer.
 
     Attributes:
-        words: Name in a description of a step.
         torch_class: Class in `torch.optim`, or `BlockwiseAdamW` for bitsandbytes' optimizers; None if no named step
             uses it. `Muon` trains the matrices of layers, and AdamW trains the rest.
-        options: Arguments of the class.
         table_values: Values that it stores for each element and each row of an embedding table; None if no table uses
             it.
     """

@@ -46,7 +46,6 @@ class StepBlock:
         seconds: Time from the start of the first step, with an idle device, until the device has finished the last
             step.
         waited_seconds: Time spent waiting for batches, in which the device may have worked.
-        steps: Number of steps.
         batches: Batches per step.
     """
 

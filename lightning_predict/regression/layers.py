@@ -33,7 +33,6 @@ class TimedLayer:
 
     Attributes:
         kind: Kind of layer, from its operations, the dtype of matmuls and convolutions, and the phase.
-        moved_bytes: Memory traffic.
         seconds: Total time of the call's kernels, or of the call on a CPU.
         flops: FLOPs of matmuls and convolutions; 0 for other calls.
     """

@@ -46,7 +46,6 @@ class StepwiseFit:
 
     Attributes:
         selected: Indices of the features in the model, in the order in which they entered.
-        intercept: Constant of the regression.
         coefficients: Coefficients of the selected features, (selected,).
         degrees_of_freedom: Number of rows minus number of coefficients and intercept.
         residual_variance: Weighted residual sum of squares over the degrees of freedom; NaN without any.

@@ -38,8 +38,6 @@ class CurvePoint:
     """One layout of a scaling curve.
 
     Attributes:
-        name: Name of the layout.
-        gpus: Total number of GPUs of the layout.
         samples_per_second: Throughput of the whole layout.
         seconds: Remaining time of the run; None if the length of the run is unknown.
         usd: Cost of the remaining run; None if the time or the price is unknown.

@@ -47,11 +47,9 @@ class WayToFit:
     """A set of changes with which a step fits.
 
     Attributes:
-        gpu: Name of the GPU.
         changes: Descriptions of the changes; empty if the step fits as it is.
         batch_size: Samples of a batch: as recorded, or fewer, accumulated; the last batches may hold one less.
         accumulate: Number of batches per update: the fewest that give the recorded number of samples.
-        largest_batch: Largest batch that fits with a probability of 90 %.
         seconds: Seconds of these batches, which hold the recorded samples, and of their update.
         process_bytes: Memory of the process with `batch_size`; None if unknown.
         fit_probability: Probability that `batch_size` fits.
@@ -88,8 +86,6 @@ class MemoryReport:
     """Memory report of a step on a GPU.
 
     Attributes:
-        gpu: Name of the GPU.
-        need: Memory of the step, and whether it fits.
         breakdown: Memory at the peak, by purpose and module.
         savings: Changes that would reduce memory, largest first. Each value is for that change alone.
         largest: Sentence that states the largest batch size that fits; None if unknown.

@@ -69,11 +69,7 @@ class PublishedCase:
     """A published step time and the error of its prediction.
 
     Attributes:
-        model: Name of the model, with its mode and precision as in the source.
-        kind: Kind of model.
-        gpu: Catalogue name of the GPU or layout.
         precision: Precision of most of the floating-point operations.
-        source: Name of the source that measured the step.
         split: Whether constants of the package were chosen on this source.
         steps: Number of measured steps (batch sizes, torch versions) that the errors summarize.
         error: Median of predicted over measured time, minus 1; None if only the absolute error is known.
@@ -82,7 +78,6 @@ class PublishedCase:
         measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
         predicted_ms: Predicted milliseconds of the median step.
         is_training: Whether the step has a backward pass.
-        trains: Part of the parameters that is trained.
     """
 
     model: str

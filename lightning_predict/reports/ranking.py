@@ -44,7 +44,6 @@ class RankedGpu:
     """A GPU on which the run fits, with the time and cost of the run.
 
     Attributes:
-        prediction: The prediction for this GPU.
         time: Seconds of the run, or of one iteration if the run's length is unknown.
         cost_usd: Cost of the run, or of one iteration; None if no price is known.
     """
@@ -87,7 +86,6 @@ class MachineTimes:
     Attributes:
         name: Catalogue name of the machine's GPU or layout, or the name that the GPU reports.
         label: Name of the machine in a sentence: `this L4`.
-        is_running: Whether the run is in progress on this machine.
         time: Seconds of the run, or of one iteration, on this machine.
         cost_usd: Cost of `time` on this machine; None if no price is known.
         left: Remaining seconds of the run on this machine; None if the length of the run is unknown.
@@ -136,7 +134,6 @@ class Ranking:
         frontier: Pareto frontier of time and cost, fastest first.
         group: Requested group of GPUs (`all`); None if the user named GPUs.
         compared: Number of compared GPUs that have a price, and on which the run fits.
-        does_not_fit: Names of the GPUs on which the run does not fit.
         tight: Names of the GPUs on which the run fits tightly.
         without_price: Names of the GPUs on which the run fits but which have no price.
         memory_unknown: Whether the memory need of the run is unknown on every GPU.

@@ -77,7 +77,6 @@ class Grid:
     """Columns and cell texts of one table.
 
     Attributes:
-        columns: The columns that are shown.
         rows: The cell texts of each row. A line break in a text breaks the cell.
         unknown: Titles of the columns without any known value.
         hidden: Titles of the columns that were dropped for lack of space.

@@ -56,14 +56,9 @@ class HistoryRecord:
 
     Attributes:
         fingerprint: Fingerprint of the step's operations, from `fingerprint_of`.
-        gpu: Catalogue name of the GPU.
         samples: Number of samples of a step; None if unknown.
         step_seconds: Measured step time, without waits for the loader.
-        predicted_seconds: Predicted time of the run.
-        actual_seconds: Actual time of the run.
-        date: ISO date.
         model: Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None if unknown.
-        num_gpus: Number of GPUs of the run.
         architecture: Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if
             unknown.
         settings: Settings of the step, from `own_gains.settings_of`; empty if unknown.

@@ -48,7 +48,6 @@ class Progress:
     Attributes:
         place: The job's place in the plan; None outside a plan.
         done: Completed share of the work, from 0 to 1.
-        has_ended: Whether training has completed.
         whole_seconds: Time of the whole run at the current speed of this process; None until the speed is known.
         beside_seconds: Part of `whole_seconds` outside training steps (waits for data, validation, checkpoints); None
             if no step was timed.
@@ -109,7 +108,6 @@ class ProgressKeeper:
 
     Attributes:
         batches: Number of batches of the whole run; None if unknown, in which case no file is written.
-        place: The job's place in the plan.
         clock: Returns seconds of a monotonic clock.
         wall_clock: Returns Unix time in seconds.
     """

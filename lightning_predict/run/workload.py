@@ -134,7 +134,6 @@ class Workload:
         samples_per_iteration: Number of samples of one training step on one GPU; None if unknown.
         loader: Waiting time for batches.
         loader_workers: Number of workers of each GPU's loader; None if unknown.
-        checkpoints: Remaining checkpoints.
         validation_wait: Seconds of the wait for a validation batch, the same on every GPU.
         between: Remaining seconds between epochs and around validation, for example to start workers; the same on
             every GPU.
@@ -164,7 +163,6 @@ class Run:
     """Predicted time of the rest of a run on one GPU.
 
     Attributes:
-        gpu: Name of the GPU.
         iterations: Number of remaining training steps; None if unknown.
         samples_per_iteration: Number of samples of one training step on all GPUs; None if unknown.
         training_seconds: Seconds of all remaining training steps, with waits for the loader; None if their number is

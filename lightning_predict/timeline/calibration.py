@@ -64,7 +64,6 @@ class StepCalibration:
     """Calibrated host and corrections, which apply to the predictions for all GPUs.
 
     Attributes:
-        host: Host model.
         gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include the gap.
         device_factor: Measured device time divided by the sum of recorded kernel times, at most 1.
         residual_seconds: Part of the measured step time that the trace does not explain.

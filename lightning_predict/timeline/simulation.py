@@ -52,14 +52,12 @@ class HostOperation:
     """An operation in the simulation.
 
     Attributes:
-        name: Name of the operation.
         phase: Phase of the step, which selects the overheads.
         seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no
             kernels.
         calls: Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call.
             None if each kernel has its own call.
         waits: Whether the host waits after the operation until the compute stream has finished.
-        module: Module to which the time is attributed.
         recorded: Recorded overheads; None uses the overheads of the host model.
         library_seconds: Extra host time inside a library call, added to the overheads of the host model. Recorded
             overheads already include this time.
@@ -123,7 +121,6 @@ class HostTimeline:
         begins: Start of each operation, shape (operations,).
         launched: Earliest start of each kernel on an idle stream, shape (kernels,).
         waits: For each synchronization, in order: the number of operations and kernels before it, and the host time.
-        seconds: Total host time.
     """
 
     begins: Array

@@ -57,12 +57,8 @@ class ManifestEntry:
 
     Attributes:
         sha256: Checksum (SHA-256) of the file.
-        bytes: Size of the file.
         gpu: Name of the GPU that the weights are for, or `base`.
-        operations: Operations in the training data.
-        dtypes: dtypes in the training data.
         trained_on: Sources of the measurements, with their licences.
-        rows: Number of training measurements.
         held_out_error: Errors by "operation/dtype"; for the base weights by "operation/dtype/GPU", with weights trained
             without this GPU.
     """

@@ -63,7 +63,6 @@ class NetworkWeights:
     """Ensemble of neural networks for one family of operations.
 
     Attributes:
-        family: Name of the family.
         trained: (operation, dtype) pairs in the training data.
         features: Names of the inputs, in order.
         mean: Value that is subtracted from each feature, shape (features,).
@@ -113,9 +112,7 @@ class MeasuredFactor:
     """Ratio of measured to predicted time for one operation, dtype and GPU, for operations without a tuned network.
 
     Attributes:
-        factor: Factor on the predicted time.
         half_width: Half width of the 90 % interval in log(seconds), with this factor.
-        rows: Number of measurements that the factor was computed from.
     """
 
     factor: float

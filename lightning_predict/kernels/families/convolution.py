@@ -362,7 +362,6 @@ class ConvolutionWork:
     Attributes:
         backward: Empty for the forward pass, else the half of the backward pass: `_backward_input` or
             `_backward_weight`.
-        dtype: Compute dtype.
         rows: Rows of the implicit matmul of one group.
         cols: Columns of the matmul.
         depth: Depth (summed dimension) of the matmul.
@@ -371,15 +370,11 @@ class ConvolutionWork:
         channels: Input channels of one group.
         taps: Positions of the filter.
         strides: Product of the strides of all sides.
-        is_dilated: Whether the filter is dilated.
         single_outputs: Elements that a depthwise pass computes one by one.
         is_depthwise: Whether each channel has its own filter.
         is_cudnn: Whether cuDNN computes a depthwise pass.
-        is_channels_last: Whether the layout is channels last.
         is_odd: Whether the number of channels of the images or of the outputs is odd.
         is_volume: Whether there are three dimensions.
-        images: Elements of the images.
-        outputs: Elements of the outputs.
         padded_images: Elements of the images after conversion to channels last.
         padded_outputs: Elements of the outputs after conversion to channels last.
         moved_bytes: Minimum traffic.

@@ -339,7 +339,6 @@ class Matrices:
         other: Numbers above 1; requires a gradient.
         scale: One number per column, shape (cols,); requires a gradient.
         places: Random row index for each row, shape (rows,).
-        space: Output buffer.
     """
 
     data: Tensor

@@ -53,9 +53,7 @@ class ShapeToMeasure:
     """A shape of an operation in one dtype, to be measured.
 
     Attributes:
-        operation: Name of the benchmark.
         dtype: A key of `run.DTYPES`.
-        parameters: Shape parameters.
         calls: Names of the calls to time. A row of the first call marks the shape as measured.
         is_loaded: Whether the sustained time is measured, too.
     """

@@ -97,7 +97,6 @@ class Measured:
     """Result of a measuring run.
 
     Attributes:
-        rows: Number of written rows.
         files: Files with rows of the requested operations.
         skipped: Shapes that do not fit in memory, take too long or are not supported, with reasons.
         eager: Rows that were timed without a graph, with reasons. `train` ignores these rows.

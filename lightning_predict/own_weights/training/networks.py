@@ -64,12 +64,8 @@ class TrainingPlan:
     """Hyperparameters of the training.
 
     Attributes:
-        steps: Number of optimizer steps.
         batch_rows: Number of rows per step.
         learning_rate: Peak learning rate of the one-cycle schedule.
-        hidden: Widths of the hidden layers.
-        members: Number of networks in the ensemble.
-        weight_decay: Weight decay of AdamW.
         doubling_weight: Weight of the mean drop from a shape to its double, relative to the mean error.
         doubling_rows: Number of pairs per step.
         machine_weight: Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these features. With few

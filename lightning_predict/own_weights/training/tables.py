@@ -89,7 +89,6 @@ class TableKind:
     """Format of a file: shape parameters and columns of times.
 
     Attributes:
-        file: Name of the file.
         words: Shape parameter of the operation, by its name in the file.
         times: Suffix of the timed operation, by column of milliseconds.
     """
@@ -120,7 +119,6 @@ class Group:
     """Measurements of one operation and dtype, on one GPU, from one source.
 
     Attributes:
-        gpu: Name of the GPU in the table.
         source: A key of `SOURCES`, or the user's own source.
         batch: The shapes, without duplicates.
         seconds: Measured time of each shape, shape (shapes,).

@@ -43,9 +43,6 @@ class ModelName:
     """A model to build.
 
     Attributes:
-        text: The name as given by the user.
-        library: Library that builds the model.
-        name: Name of the model in the library.
         configuration: Content of a config.json; None if only the name is given.
     """
 
@@ -170,8 +167,6 @@ class ShippedModel:
         name: Name of the model on the Hugging Face Hub.
         also: Names of models with the same configuration.
         config: Keys of the model's config.json that determine operations and shapes.
-        source: Title of the source.
-        url: Address of the source.
         date: ISO date of the source, or of reading the source.
     """
 
