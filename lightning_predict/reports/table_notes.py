@@ -96,13 +96,20 @@ def table_notes(
         *([f"{others} other GPU{'' if others == 1 else 's'}"] if others else []),
         *([f"{rows} GPU{'' if rows == 1 else 's'} no faster than a cheaper one"] if rows else []),
         *(["the methods"] if any(one.coverage for one in predictions.values()) else []),
-        *(["the sources of prices"] if any(one.usd_per_hour is not None for one in predictions.values()) else []),
+        *_sources_of_prices(predictions),
         *([f"{more} more note{'' if more == 1 else 's'}"] if more else []),
     ]
     if not what:
         return (*brief, *asked_for)
     together = f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else what[0]
     return (*brief, *asked_for, f"{asked_by} adds {together}.")
+
+
+def _sources_of_prices(predictions: AbstractPredictions) -> list[str]:
+    """Describe what a longer table says of prices, with the first and the last of their days."""
+    days = sorted({one.price.priced_on for one in predictions.values() if one.price.priced_on is not None})
+    span = f" ({' to '.join(dict.fromkeys((days[0], days[-1])))})" if days else ""
+    return [f"the sources of prices{span}"] if any(one.usd_per_hour is not None for one in predictions.values()) else []
 
 
 def energy_note(predictions: AbstractPredictions) -> str:

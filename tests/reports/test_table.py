@@ -249,6 +249,13 @@ def test_brief_table_leaves_details_to_verbose() -> None:
     assert "verbose adds" not in full
 
 
+def test_brief_table_says_from_when_to_when_its_prices_are() -> None:
+    assert "the sources of prices (2026-03 to 2026-05-25)" in plain_table(of(*DATED))
+    assert "the sources of prices (2026-03)" in plain_table(of(DATED[1]))
+    assert "the sources of prices" in plain_table(FULL)
+    assert "the sources of prices (" not in plain_table(FULL)  # prices that the user gave have no day
+
+
 EXAMPLES = {"full": FULL, "bare": BARE, "at_most": AT_MOST, "ten": TEN}
 
 
