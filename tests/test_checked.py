@@ -26,7 +26,7 @@ FILE = File("file", TraceFormatError)
         ({"a": {"b": "x"}}, lambda c: c.member("a").member("b").integer(), r"file: a\.b is 'x'; expected an integer"),
         (
             {"a": [1, True]},
-            lambda c: [x.integer() for x in c.member("a").items()],
+            lambda c: c.member("a").integers(),
             r"a\[1\] is True; expected an",
         ),
         ({"a": -1}, lambda c: c.member("a").integer(minimum=1), "a is -1; expected an integer of at least 1"),
@@ -61,6 +61,7 @@ def test_valid_values_are_returned_unchanged() -> None:
     assert checked.member("t").choice(("other", "word")) == "word"
     assert checked.member("f").flag() is False
     assert [item.integer() for item in checked.member("l").items(length=2)] == [1, 2]
+    assert checked.member("l").integers() == (1, 2)
     assert checked.optional("absent", Checked.integer, 9) == 9
     assert checked.optional("n", Checked.integer, 9) == 3
 

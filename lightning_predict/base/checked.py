@@ -241,6 +241,13 @@ class Checked:
             )
         return value
 
+    def integers(self, *, maximum: int | None = None) -> tuple[int, ...]:
+        """Return an array of integers of at least 0."""
+        value, highest = self.value, MAX_INTEGER if maximum is None else maximum
+        if type(value) is list and all(type(item) is int and 0 <= item <= highest for item in value):
+            return tuple(value)
+        return tuple(item.integer(maximum=maximum) for item in self.items())  # raises an error that names the element
+
     def any_number(self) -> float:
         """Return a finite number."""
         value = self.value

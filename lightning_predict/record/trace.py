@@ -563,7 +563,7 @@ def _trace_from_json(document: Checked) -> Trace:
     tensors = [_tensor(row) for row in document.member("tensors").items()]
 
     def pick(value: Checked) -> tuple[TensorInfo, ...]:
-        return tuple([tensors[item.integer(maximum=len(tensors) - 1)] for item in value.items()])
+        return tuple([tensors[number] for number in value.integers(maximum=len(tensors) - 1)])
 
     lists: dict[str, Read] = {"inputs": pick, "outputs": pick}
     special: dict[str, Read] = {"operations": _list_of(lambda row: Operation(**_fields_of(row, Operation, lists)))}
@@ -614,10 +614,11 @@ def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
 
 
 def _tensor(row: Checked) -> TensorInfo:
-    shape, dtype, number, device, *stored = row.items() if len(row.items()) == 6 else row.items(length=4)
+    has_storage = isinstance(row.value, list) and len(row.value) == 6
+    shape, dtype, number, device, *stored = row.items(length=6 if has_storage else 4)
     elements, stored_bytes = (value.integer() for value in stored) if stored else (None, None)
     return TensorInfo(
-        shape=tuple(size.integer() for size in shape.items()),
+        shape=shape.integers(),
         dtype=dtype.text(),
         id=None if number.value is None else number.integer(),
         device=None if device.value is None else device.text(),
@@ -649,7 +650,7 @@ _BY_TYPE: Final[Mapping[str, Read]] = {
     "Phase": lambda value: value.choice(PHASES),
     "Mapping[str, Any]": Checked.mapping,
     "Mapping[str, str]": lambda value: {name: item.text() for name, item in value.members().items()},
-    "tuple[int, ...]": _list_of(Checked.integer),
+    "tuple[int, ...]": Checked.integers,
     "tuple[float, ...]": _list_of(Checked.number),
     "tuple[str, ...]": _list_of(Checked.text),
     "tuple[int, int, int]": lambda value: tuple(size.integer() for size in value.items(length=3)),
