@@ -262,6 +262,9 @@ def test_video_has_as_many_latents_as_its_frames_and_pixels_make(tmp_path: Path)
     # (9 - 1) / 4 + 1 = 3 latent frames of 8 x 8, in patches of 1 x 2 x 2: 48 tokens of two heads of 16
     forward = [one for one in trace.operations if "scaled_dot_product" in one.name and "backward" not in one.name]
     assert forward[0].inputs[0].shape == (1, 2, 48, 16)
+    usual = lp.step_of(str(tmp_path), frames=5, length=8)
+    assert "1 video of 5 frames of 480 x 832" in usual.notes[0]  # as WanPipeline: 2 x 30 x 52 tokens
+    assert (1, 2, 3120, 16) in [one.inputs[0].shape for one in usual.operations if one.inputs]
 
 
 def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) -> None:

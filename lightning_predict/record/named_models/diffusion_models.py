@@ -76,8 +76,10 @@ def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
     model.train()
     words = f"{counted(options.batch_size, 'latent')} of {size} x {size}"
     if kind in _VIDEOS:
-        frames, edge = options.frames or _VIDEOS[kind][0], size * _VIDEOS[kind][2]
-        words = f"{counted(options.batch_size, 'video')} of {frames} frames of {edge} x {edge}"
+        usual, _, pixels, edges = _VIDEOS[kind]
+        height, width = ((options.image_size or edge) // pixels * pixels for edge in edges)
+        frames = options.frames or usual
+        words = f"{counted(options.batch_size, 'video')} of {counted(frames, 'frame')} of {height} x {width}"
     return NamedStep(model=model, loss=_squared_error(model, inputs, target, encode), batch=words, details=(*details,))
 
 
@@ -121,40 +123,41 @@ def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     return inputs, size
 
 
-_VIDEOS: Final[Mapping[str, tuple[int, int, int, int]]] = {
-    "WanTransformer3DModel": (81, 4, 8, 480),
-    "HunyuanVideoTransformer3DModel": (129, 4, 8, 720),
-    "LTXVideoTransformer3DModel": (161, 8, 32, 512),
-    "CogVideoXTransformer3DModel": (49, 4, 8, 480),
+_VIDEOS: Final[Mapping[str, tuple[int, int, int, tuple[int, int]]]] = {
+    "WanTransformer3DModel": (81, 4, 8, (480, 832)),
+    "HunyuanVideoTransformer3DModel": (129, 4, 8, (720, 1280)),
+    "LTXVideoTransformer3DModel": (161, 8, 32, (512, 704)),
+    "CogVideoXTransformer3DModel": (49, 4, 8, (480, 720)),
 }
-"""Frames by default, frames and pixels (along each edge) per latent, and height by default, as in each pipeline."""
+"""Frames by default, frames and pixels (along each edge) per latent, and default height and width of each pipeline."""
 
 
 def _videos(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     """Return a batch of noised latents of videos as arguments of the model, and the height of the latents."""
     config, batch, kind = model.config, options.batch_size, type(model).__name__
-    usual, frames_each, pixels, height = _VIDEOS[kind]
-    frames, size = ((options.frames or usual) - 1) // frames_each + 1, (options.image_size or height) // pixels
-    length = options.length or CLASSES[kind]
-    width = config.get("text_dim") or config.get("text_embed_dim") or config.get("caption_channels")
+    usual, frames_each, pixels, edges = _VIDEOS[kind]
+    height, width = ((options.image_size or edge) // pixels for edge in edges)
+    frames, length = ((options.frames or usual) - 1) // frames_each + 1, options.length or CLASSES[kind]
+    text_width = config.get("text_dim") or config.get("text_embed_dim") or config.get("caption_channels")
     inputs: dict[str, Any] = {
-        "hidden_states": torch.zeros((batch, config.in_channels, frames, size, size)),
+        "hidden_states": torch.zeros((batch, config.in_channels, frames, height, width)),
         "timestep": torch.zeros((batch,), dtype=torch.long),
-        "encoder_hidden_states": torch.zeros((batch, length, width)),
+        "encoder_hidden_states": torch.zeros((batch, length, text_width)),
     }
     if kind.startswith("CogVideoX"):
         inputs["hidden_states"] = inputs["hidden_states"].transpose(1, 2)
-        angles = torch.zeros((frames * (size // config.patch_size) ** 2, config.attention_head_dim))
+        places = frames * (height // config.patch_size) * (width // config.patch_size)
+        angles = torch.zeros((places, config.attention_head_dim))
         inputs |= {"image_rotary_emb": (angles, angles)} if config.use_rotary_positional_embeddings else {}
     if kind.startswith("LTX"):
         inputs["hidden_states"] = inputs["hidden_states"].flatten(2).transpose(1, 2)
-        inputs |= {"num_frames": frames, "height": size, "width": size}
+        inputs |= {"num_frames": frames, "height": height, "width": width}
     if kind.startswith(("LTX", "Hunyuan")):
         inputs["encoder_attention_mask"] = torch.zeros((batch, length), dtype=torch.long)
     if kind.startswith("Hunyuan"):
         inputs["pooled_projections"] = torch.zeros((batch, config.pooled_projection_dim))
         inputs |= {"guidance": torch.zeros((batch,))} if config.guidance_embeds else {}
-    return inputs, size
+    return inputs, height
 
 
 _PIXELS: Final = {"SanaTransformer2DModel": 32}
