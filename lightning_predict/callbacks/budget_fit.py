@@ -275,12 +275,13 @@ class BudgetFit(FitPart):
         If a forecast fails, for example because the package was removed, the used amounts still end the run.
         """
         rest: RestOfRun | None = None
+        window = observer.windows.window_size.batches_per_window or self._trainer.accumulate_grad_batches
         try:
             if due != "use" and not self._cannot_forecast:
                 rest = self._forecast_rest(observer)
             verdict = watch.check(
                 rest,
-                at_best=lambda part: self._forecast(observer.at_best(part)),
+                at_best=lambda: self._forecast(observer.at_best(window)),
                 may_end_earlier=bool(self._trainer.early_stopping_callbacks),
             )
         except Exception as error:

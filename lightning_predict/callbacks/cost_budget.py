@@ -67,9 +67,9 @@ class CostBudget(FitCallback):
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. The forecast is
     repeated each time the number of steps has doubled, and each minute. If a forecast exceeds the budget, a warning
     appears once. The run stops before the next batch if even its best pace so far, held to the end, would exceed the
-    budget: once half of the budget is used after a first epoch, 60 % if the run is still getting faster, 70 % in an
-    only epoch, 80 % in the first of several, which may fill a cache. All ranks decide together, at agreed batches, at
-    most half a minute apart. Rank zero makes the decision. An error on any rank turns the budget off on all ranks.
+    budget, once 80 % of the budget is used. Many runs that fit their budget are slow for more than their first half.
+    All ranks decide together, at agreed batches, at most half a minute apart. Rank zero makes the decision. An error on
+    any rank turns the budget off on all ranks.
 
     If a run is stopped between two optimizer updates (gradient accumulation), the gradients since the last update are
     lost, because no checkpoint contains them.

@@ -45,26 +45,14 @@ def batches_between_checks(observer: RunObserver) -> int:
     return max(1, min(batches, math.ceil(CHECK_SECONDS * batches / max(observer.training_seconds, 1e-9))))
 
 
-SETTLED_SHARE: Final = 0.49
-"""Used share of a limit from which a forecast may stop a run after an epoch, if its best pace is as old as half of its
-batches."""
-
-STOP_SHARE: Final = 0.59
-"""Used share of a limit from which a forecast may stop any run of which an epoch has ended."""
-
-FIRST_EPOCH_SHARE: Final = 0.69
-"""Used share of a limit from which a forecast may stop a run in its only epoch, whose first part may be slow."""
-
-COLD_SHARE: Final = 0.79
-"""Used share of a limit from which a forecast may stop a run in its first of several epochs: caches may still fill."""
+STOP_SHARE: Final = 0.79
+"""Used share of a limit from which a forecast may stop a run. A run that needs 1 / 0.7 of the limit would then have to
+become three times faster; earlier, nothing tells it from a run that becomes faster in time."""
 
 FASTER_STILL: Final = 0.9
 """Share of the best pace's time that a run may still reach. So a run that exceeds a limit by little is stopped late."""
 
-PACE_TOLERANCE: Final = 0.05
-"""Relative difference between the best paces of a run and of its first half that is not an improvement."""
-
-STOP_STEP: Final = 0.05
+STOP_STEP: Final = 0.02
 """Used share of a limit between two forecasts that may stop the run."""
 
 BudgetAction = Literal["go on", "warn", "stop"]
@@ -152,7 +140,7 @@ class BudgetWatch:
         self._schedule = schedule
         self._warmup_steps = warmup_steps
         self._warned: set[str] = set()
-        self._stop_share = SETTLED_SHARE
+        self._stop_share = STOP_SHARE
         self._refreshed_seconds = 0.0
         self._narrow_seconds = 0.0
         self._update_next_check()
@@ -212,19 +200,19 @@ class BudgetWatch:
         self,
         rest: RestOfRun | None,
         *,
-        at_best: Callable[[float], RestOfRun] | None = None,
+        at_best: Callable[[], RestOfRun] | None = None,
         may_end_earlier: bool = False,
     ) -> BudgetVerdict:
         """Check the used amounts and, if `rest` is given, the forecast of the run.
 
         A forecast stops the run only if even the best pace so far, held to the end, would exceed a limit: a compiler, a
-        page cache or a neighbour on the machine only make a slow start faster. The run is stopped the later, the more
-        it may still get faster. Before that, a forecast warns once.
+        page cache or a neighbour on the machine only make a slow start faster. It stops no run before `STOP_SHARE` of
+        the limit is used. Before that, a forecast warns once.
 
         Args:
             rest: Rest of the run; None checks only the used amounts.
-            at_best: Returns a second forecast, in which everything takes as long as at its best so far, in this first
-                part of the batches; None never stops the run by a forecast.
+            at_best: Returns a second forecast, in which everything takes as long as at its best so far; None never
+                stops the run by a forecast.
             may_end_earlier: Whether early stopping may end the run. If so, a forecast alone never stops the run.
         """
         elapsed = self._ledger.elapsed_seconds
@@ -242,25 +230,19 @@ class BudgetWatch:
         if outlook.action == "go on":
             return use
         has_pace = rest.steps >= BEST_VALUES and not may_end_earlier
-        if outlook.action == "stop" and has_pace and at_best is not None and self._is_exceeded(rest, at_best):
+        if outlook.action == "stop" and has_pace and at_best is not None and self._is_exceeded(at_best()):
             return outlook
         why = "Early stopping may end the run sooner" if may_end_earlier else "The run goes on while it may get faster"
         is_new = use.action == "go on" and self._is_new("forecast")
         return BudgetVerdict("warn", f"{outlook.reason}. {why}") if is_new else use
 
-    def _is_exceeded(self, rest: RestOfRun, at_best: Callable[[float], RestOfRun]) -> bool:
-        """Return whether the best forecast exceeds a limit of which so much is used that the pace is known."""
+    def _is_exceeded(self, best: RestOfRun) -> bool:
+        """Return whether the rest at the best pace exceeds a limit of which so much is used that this counts."""
+        if best.forecast is None:
+            return False
         elapsed = self._ledger.elapsed_seconds
-        best = at_best(1.0).forecast
-        at_end = math.nan if best is None else elapsed + FASTER_STILL * best.low
-        exceeded = [meter for meter in self.meters if meter.used(at_end) > meter.limit]
-        share = max((meter.used(elapsed) / meter.limit for meter in exceeded), default=0.0)
-        if rest.is_cold:
-            return share >= (COLD_SHARE if rest.counts.epochs else FIRST_EPOCH_SHARE)
-        if best is None or share >= STOP_SHARE or share < SETTLED_SHARE:
-            return share >= STOP_SHARE
-        early = at_best(0.5).forecast
-        return early is not None and early.low <= (1 + PACE_TOLERANCE) * best.low
+        late = (meter for meter in self.meters if meter.used(elapsed) >= STOP_SHARE * meter.limit)
+        return any(meter.used(elapsed + FASTER_STILL * best.forecast.low) > meter.limit for meter in late)
 
     def set_end_seconds(self, seconds: float) -> None:
         """Set the duration of the final validation, which runs after a stop."""

@@ -118,10 +118,10 @@ class DevicePace:
             found = estimate_mean([self.seconds] * self._batches, remaining=remaining)
         return found
 
-    def at_best(self, part: float) -> DevicePace:
+    def at_best(self, group_size: int) -> DevicePace:
         """Return a copy in which every cycle is the best so far. A measured time without cycles may hold a stall."""
         best = copy(self)
-        best._cycles = self._cycles.at_best(part)
+        best._cycles = self._cycles.at_best(group_size)
         best.seconds = self.seconds if self._cycles.count else None
         return best
 

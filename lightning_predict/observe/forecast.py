@@ -139,7 +139,6 @@ class RestOfRun:
         forecast: Total remaining seconds; None for a run without an end.
         end_seconds: Duration of the final validation, which runs after a stop.
         step: Seconds from the start of a step to the start of the next; None before a step was timed.
-        is_cold: Whether the first epoch of this fit has not ended.
     """
 
     counts: RemainingCounts
@@ -150,7 +149,6 @@ class RestOfRun:
     end_seconds: float = 0.0
     steps: int = 0
     step: Interval[float] | None = None
-    is_cold: bool = False
 
     @property
     def pace_in_words(self) -> str | None:

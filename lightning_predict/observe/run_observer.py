@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
@@ -282,8 +281,7 @@ class RunObserver:
             checkpoint_seconds=self.checkpoints.seconds,
             memory=self.memory or Memory(),
         )
-        rest = forecast_rest(inputs, times, batches_per_window=batches_per_window, samples=samples)
-        return replace(rest, is_cold=self._epochs == 0)
+        return forecast_rest(inputs, times, batches_per_window=batches_per_window, samples=samples)
 
     @property
     def remaining(self) -> Interval[float] | None:
@@ -291,12 +289,12 @@ class RunObserver:
         left = None if self.latest is None else self.latest.left(self._clock())
         return None if left is None else left.clamp_min(0.0)
 
-    def at_best(self, part: float = 1.0) -> RunObserver:
+    def at_best(self, batches_per_window: int = 1) -> RunObserver:
         """Return a copy in which everything takes as long as at its best so far, for a second forecast."""
         best = copy(self)
-        best._steps, best._waits = self._steps.at_best(part), self._waits.at_best(part)
+        best._steps, best._waits = self._steps.at_best(batches_per_window), self._waits.at_best()
         best._pauses, best._closings = self._pauses.at_best(), self._closings.at_best()
-        best.device, best.validation = self.device.at_best(part), self.validation.at_best()
+        best.device, best.validation = self.device.at_best(batches_per_window), self.validation.at_best()
         best.checkpoints = self.checkpoints.at_best()
         return best
 

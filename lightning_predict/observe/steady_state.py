@@ -144,18 +144,19 @@ class TimingSamples:
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
 
-    def at_best(self, part: float = 1.0) -> TimingSamples:
+    def at_best(self, group_size: int = 1) -> TimingSamples:
         """Return a copy of values that are all the best so far: the least mean of `BEST_VALUES` consecutive values.
 
-        Of fewer values, the least counts; a single value may be all stall, so 0 takes its place.
+        Whole groups are averaged. Of fewer values, the least counts; a single value may be all stall, so 0 takes its
+        place.
         """
-        best, values = copy(self), self._means[: math.ceil(part * len(self._means))]
-        if len(values) < BEST_VALUES:
+        best, values = copy(self), self._means
+        wanted = group_size * math.ceil(BEST_VALUES / group_size)
+        if len(values) < wanted:
             least = min(values) if len(values) > 1 else 0.0
         else:
-            starts = range(len(values) - BEST_VALUES + 1)
-            least = min(statistics.fmean(values[start : start + BEST_VALUES]) for start in starts)
-        best._means = [least] * len(self._means)
+            least = min(statistics.fmean(values[start : start + wanted]) for start in range(len(values) - wanted + 1))
+        best._means = [least] * len(values)
         return best
 
     def estimate(

@@ -69,7 +69,6 @@ class ValidationTimer:
         self._run: _ValidationRun | None = None
         self._check: _ValidationRun | None = None
         self._batches, self._waits, self._around = TimingSamples(), TimingSamples(), TimingSamples()
-        self._least_batches = TimingSamples()
         self._batches_per_run = 1
 
     @property
@@ -135,17 +134,18 @@ class ValidationTimer:
             # Use the mean over the run: in every run, the first batches are slow (cold) and the last batch is
             # small.
             self._batches.add(statistics.fmean(plain))
-            self._least_batches.add(statistics.median_low(plain))
             self._batches_per_run = len(plain)
             if run.waits:
                 self._waits.add(waited / len(run.waits) * (len(every) - 1) / len(every))
         return now
 
     def at_best(self) -> ValidationTimer:
-        """Return a copy in which every run takes as long as at its best, batch by batch and as a whole."""
+        """Return a copy in which every run takes as long as at its best. A single run may be slow as a whole."""
         best = copy(self)
-        best._batches = self._least_batches.at_best() if self._batches.count > 1 else self._least_batches
-        best._waits, best._around = self._waits.at_best(), self._around.at_best()
+        best._batches, best._waits, best._around = (
+            samples.at_best() if self._batches.count > 1 else TimingSamples()
+            for samples in (self._batches, self._waits, self._around)
+        )
         return best
 
     def times(

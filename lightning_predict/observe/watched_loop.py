@@ -451,7 +451,7 @@ class WatchedRun(Predicts):
         if due is None:
             return
         rest = None if due == "use" else self._rest(self.observer)
-        verdict = watch.check(rest, at_best=lambda part: self._rest(self.observer.at_best(part)))
+        verdict = watch.check(rest, at_best=lambda: self._rest(self.observer.at_best()))
         if verdict.action == "warn":
             log_warning(f"{self._loop.name}: {verdict.reason}.")
         self._reason = verdict.reason if verdict.action == "stop" else None

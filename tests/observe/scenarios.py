@@ -279,6 +279,53 @@ def stalled(seed: int, *, kind: str | None = None) -> Scenario:
     )
 
 
+SPEEDS: Final = (
+    "first batches", "first epoch", "loader", "epochs fall", "phase", "curve", "compiles", "validation", "windows",
+    "steady", "slower", "periodic",
+)  # fmt: skip
+
+
+def speeds(seed: int) -> Scenario:
+    """A run at random, most of which become faster: by up to 8 times, after up to 60 % of their batches."""
+    draws = random.Random(seed)
+    kind, epochs = SPEEDS[seed // 2 % len(SPEEDS)], draws.choice([1, 2, 3, 4, 5, 8, 10, 20])
+    batches = draws.choice([300, 600, 1000]) if epochs == 1 else min(2000 // epochs, draws.choice([30, 60, 100, 200]))
+    total, factor = epochs * batches, math.exp(draws.uniform(math.log(1.3), math.log(8.0)))
+    until, share, period = draws.uniform(0.02, 0.6) * total, draws.uniform(0.1, 0.6), draws.randrange(2, 9)
+    start = draws.choice([0.0, 0.0, draws.uniform(0, 0.5) * total]) if kind == "phase" else 0.0
+    if kind == "first batches":
+        until, factor = 10 ** draws.uniform(0.3, 2.0), math.exp(draws.uniform(math.log(2), math.log(30)))
+    elif kind == "first epoch":
+        until = batches
+    elif kind == "periodic":
+        period = draws.randrange(5, max(6, total // 4))
+    jumps = draws.choice([False, True])
+    levels = [1 + (factor - 1) * (1 - number / period) for number in range(period + 1)]
+    shapes: dict[str, Of] = {
+        "epochs fall": lambda batch: levels[(batch // batches) * (period + 1) // epochs],
+        "phase": lambda batch: factor if start <= batch < start + until else 1.0,
+        "curve": decay(factor - 1, until),
+        "compiles": lambda batch: 2 * factor if batch % period == 0 and batch < until else 1.0,
+        "slower": lambda batch: 1 + share * factor * (batch > until if jumps else batch / total),
+        "periodic": lambda batch: factor if batch % period < share * period else 1.0,
+    } | dict.fromkeys(("steady", "loader", "validation"), listed((), 0.5))
+    of = shapes.get(kind, shapes["phase"])
+    accumulation = draws.choice([4, 8, 16]) if kind == "windows" else 1
+    last = every(accumulation, 2.0 if accumulation > 1 else 1.0)
+    how, count = draws.randrange(3), draws.choice([0, draws.randrange(2, 40)]) if epochs > 1 else 0
+    noise = (noisy(last, 0.1, seed), noisier(last, seed), wandering(last, seed, spread=0.1))[how]
+    cold = 3 * factor if kind == "validation" else 1.0
+    return Scenario(
+        step=lambda batch: of(batch) * noise(batch),
+        wait=lambda batch: factor if kind == "loader" and batch < until else 0.02,
+        epochs=epochs,
+        batches=batches,
+        check=(0.4 * cold, 0.4 * cold) if count else (),
+        validation=lambda run: [0.4 * (cold if run == 0 else 1.0)] * count,
+        accumulation=accumulation,
+    )
+
+
 def rising(seed: int, *, kind: str = "line") -> Scenario:
     """A run at random whose steps get slower: in a line (sequences that grow), at once, or up to a limit (heat)."""
     draws = random.Random(seed)

@@ -64,6 +64,11 @@ def scores(scenario: Scenario) -> list[Score]:
     ]
 
 
+def cost(scenario: Scenario) -> float:
+    """Return the seconds of a whole run."""
+    return forecasts(scenario, set())[1]
+
+
 def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
     """Return the part of its budget that a run used, and its batches; the budget is a share of its actual cost."""
 
@@ -88,7 +93,8 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
             question = watch.due_check(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
             if question is not None:
                 found = None if question == "use" else clock.rest(facts_of(scenario, batch))
-                verdict = watch.check(found, at_best=lambda part: clock.at_best(part).rest(facts_of(scenario, batch)))
+                best = clock.at_best(scenario.accumulation)
+                verdict = watch.check(found, at_best=lambda: best.rest(facts_of(scenario, batch)))
                 if verdict.action == "stop":
                     raise StopError
 
@@ -96,6 +102,6 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
             told(scenario, clock, advance, after)
         return now, batches
 
-    whole, _ = run(1e9)
+    whole = cost(scenario)
     used, batches = run(share * whole)
     return used / (share * whole), batches

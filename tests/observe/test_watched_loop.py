@@ -118,7 +118,7 @@ def test_price_of_a_budget_is_the_price_of_the_gpu_in_use(
 def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop(time)
     run = loop.watched(400, usd=35.0, usd_per_hour=3600.0, print_table=False)
-    assert loop.steps == 25  # 69 % of 35 s
+    assert loop.steps == 28  # 79 % of 35 s
     assert "exceeds the budget of $35.00 (usd; " in run.stopping_reason
     loop = Loop(time)
     with pytest.raises(BudgetExceededError, match=r"watch: 5\.00 s of 4\.50 s"):
