@@ -16,7 +16,7 @@ import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.cost.prediction import Charges
-from lightning_predict.hardware.layouts import layouts_of
+from lightning_predict.hardware.layouts import layout_of, layouts_of
 from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, transferable_residuals
 from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import roofline_seconds
@@ -226,7 +226,8 @@ def test_unknown_gpu_error_suggests_similar_names() -> None:
         ({"iterations": "9"}, "iterations='9' is not a number; expected a finite number"),
         ({"iterations": True}, "iterations=True is not a number"),
         ({"loader_seconds": math.nan}, "loader_seconds=nan is not a number"),
-        ({"num_nodes": 0}, "num_nodes=0; a layout has at least one machine"),
+        ({"num_nodes": 0}, "num_nodes=0; a layout has at least one whole machine"),
+        ({"num_nodes": 1.5}, "num_nodes=1.5; a layout has at least one whole machine"),
         ({"strategy": "magic"}, "strategy='magic' is not known"),
         ({"method": "magic"}, "method='magic' is not known"),
         ({"usd_per_hour": 0}, "usd_per_hour=0 is not a price"),
@@ -246,6 +247,7 @@ def test_numbers_of_torch_and_numpy_give_the_same_json(convert: Callable[[int], 
         return lp.predict(TRACE, ["T4"], charges=charges, **arguments).to_json()
 
     assert answer(convert) == answer(int)
+    assert layout_of("8xL4", num_nodes=convert(2)).name == "2x8xL4"
     rate = lp.predict(TRACE, ["T4"], loader_samples_per_second=convert(100))
     assert rate.to_json() == lp.predict(TRACE, ["T4"], loader_samples_per_second=100).to_json()
 

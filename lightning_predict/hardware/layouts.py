@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final, final
 
-from lightning_predict.base.checked import Checked, read_toml, shown
+from lightning_predict.base.checked import Checked, plain_number, read_toml, shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.base.units import gigabits_to_bytes
 from lightning_predict.hardware.catalogue import CATALOGUE_FOLDER
@@ -91,8 +91,10 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
             optionally with the prefix `<machines>x`; or a `Gpu` or `Layout`.
         num_nodes: Number of machines, if the name does not include it.
     """
-    if num_nodes < 1:
-        raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
+    count = plain_number(num_nodes)  # numbers of NumPy and torch, too
+    if count is None or count < 1 or count % 1:
+        raise InvalidArgumentError(f"num_nodes={shown(num_nodes)}; a layout has at least one whole machine.")
+    num_nodes = int(count)
     if isinstance(name, Layout):
         return name
     if isinstance(name, Gpu):
