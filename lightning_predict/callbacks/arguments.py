@@ -11,25 +11,16 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundError
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
+from lightning_predict.weights.source import weights_source
 
 MetaStep = Callable[[int], Callable[[], object]]
 """Function that makes a step on the meta device from a batch size."""
 
 
-def check_steps(name: str, steps: int) -> None:
-    """Reject a number of steps below 1."""
+def check_steps(name: str, steps: int, *, what: str = "a number of steps") -> None:
+    """Reject a number of steps, or of other things, below 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InvalidArgumentError(f"{name}={steps!r} is not a number of steps; expected a whole number of at least 1.")
-
-
-def check_epoch(batches_per_epoch: int | None) -> None:
-    """Reject an epoch length below 1."""
-    length = batches_per_epoch
-    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-        raise InvalidArgumentError(
-            f"batches_per_epoch={length!r} is not a length; expected a whole number of at least 1."
-        )
+        raise InvalidArgumentError(f"{name}={steps!r} is not {what}; expected a whole number of at least 1.")
 
 
 def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
@@ -47,18 +38,13 @@ def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
         )
     if found.cores_per_node is not None:
         check_steps("cores_per_node", found.cores_per_node)
-    return replace(found, weights=check_weights(found.weights))
-
-
-def check_weights(weights: AnyWeights) -> WeightsSource:
-    """Reject a missing file or folder of weights. None means the weights of the package."""
-    source = weights_source(weights)
+    source = weights_source(found.weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
             f"weights={source.path!r} does not exist; give a file or folder of weights, or leave it out for the "
             "weights that come with the package."
         )
-    return source
+    return replace(found, weights=source)
 
 
 def check_file(

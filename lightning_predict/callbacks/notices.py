@@ -24,13 +24,11 @@ WEBHOOK_SECONDS: Final = 10.0
 """Timeout in seconds for a webhook's connection, and for its response. Training waits for both."""
 
 
-def check_webhook(webhook: str | None) -> str | None:
-    """Return the address of a webhook unchanged."""
-    if webhook is not None:
-        import requests  # noqa: F401
+def check_webhook(webhook: str) -> None:
+    """Reject an address of a webhook that is not an https address, or is an address of this machine."""
+    import requests  # noqa: F401
 
-        address_of(webhook, what="Webhook", expected="an https address")
-    return webhook
+    address_of(webhook, what="Webhook", expected="an https address")
 
 
 def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) -> Iterator[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.base.answers import TEXT_WIDTH
+from lightning_predict.base.errors import TraceFormatError
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.base.files import FILE_SECONDS, in_hook
 from lightning_predict.base.guard import own_error
@@ -47,7 +49,10 @@ def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, o
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
     if trainer.loggers:
         _log(predictions, ranking, trainer, options)
-    write_file(predictions, trainer, options)
+    if (file := options.json_file) is not None:
+        from lightning_predict.reports.loggers import write_json
+
+        write_file(trainer, file, lambda: write_json(predictions, file), what=f"json_file={file!r}")
 
 
 def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
@@ -61,18 +66,15 @@ def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: 
         warn(warning)
 
 
-def write_file(predictions: Predictions, trainer: Trainer, options: OutputOptions) -> None:
-    """Write the JSON file, if requested. Warn once if it cannot be written."""
-    file = options.json_file
-    if file is None:
-        return
-    from lightning_predict.reports.loggers import write_json
-
+def write_file(trainer: Trainer, path: str | Path, write: Callable[[], object], *, what: str) -> bool:
+    """Write a file. Return whether this succeeds; otherwise, warn."""
     try:
-        in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
-    except OSError as error:
+        in_hook(path, write, seconds=wait_seconds(trainer, FILE_SECONDS))
+    except (OSError, TraceFormatError) as error:
         own_error(error)
-        warn(f"RuntimePredictor could not write json_file={options.json_file!r}: {type(error).__name__}: {error}")
+        warn(f"RuntimePredictor could not write {what}: {type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:

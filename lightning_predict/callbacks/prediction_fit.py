@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from lightning_predict.base.errors import CaptureError, TraceFormatError
-from lightning_predict.base.files import FILE_SECONDS, PREDICTED_VARIABLE, PROGRESS_VARIABLE, in_hook, mark
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.errors import CaptureError
+from lightning_predict.base.files import PREDICTED_VARIABLE, PROGRESS_VARIABLE, mark
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of, warn
-from lightning_predict.callbacks.output import OutputOptions
+from lightning_predict.callbacks.output import OutputOptions, write_file
 from lightning_predict.callbacks.trainer_loop import TrainerLoop, sequence_length
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.observe.clock import device_clock, host_clock
@@ -336,11 +335,7 @@ class PredictionFit(FitPart):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             trace.save(path)
 
-        try:
-            in_hook(path, save, seconds=self._loop.patience_seconds(FILE_SECONDS))
-        except (OSError, TraceFormatError) as error:
-            own_error(error)
-            warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
+        write_file(self._trainer, path, save, what=f"save_trace={path!r}")
 
     def _print_advice(self, following: DataFlowRecorder) -> None:
         """Add the data flow to the recorded step, and print the advice."""

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.files import FILE_SECONDS, PROGRESS_VARIABLE, in_hook
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.files import PROGRESS_VARIABLE
 from lightning_predict.callbacks.lightning_packages import warn
+from lightning_predict.callbacks.output import write_file
 from lightning_predict.callbacks.trainer_state import batches_of_fit
-from lightning_predict.observe.rank_agreement import wait_seconds
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.run.progress import ProgressKeeper, place_in_use, write_progress
 
@@ -54,9 +53,5 @@ class ProgressFile:
         if progress is None:
             return
         path = self._path
-        try:
-            in_hook(path, lambda: write_progress(path, progress), seconds=wait_seconds(trainer, FILE_SECONDS))
-        except OSError as error:
-            own_error(error)
+        if not write_file(trainer, path, lambda: write_progress(path, progress), what=str(path)):
             self._keeper = None
-            warn(f"RuntimePredictor could not write {path}: {type(error).__name__}: {error}")

@@ -28,7 +28,7 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.guard import log_exceptions, log_exceptions_unless
 from lightning_predict.base.interval import Interval
-from lightning_predict.callbacks.arguments import MetaStep, check_epoch, check_file, check_steps, checked_assumptions
+from lightning_predict.callbacks.arguments import MetaStep, check_file, check_steps, checked_assumptions
 from lightning_predict.callbacks.hooks import FitCallback
 from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, rank_zero_info, warn
 from lightning_predict.callbacks.output import OutputOptions
@@ -140,7 +140,8 @@ class RuntimePredictor(Predicts, FitCallback):
 
             add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)
-        check_epoch(batches_per_epoch)
+        if batches_per_epoch is not None:
+            check_steps("batches_per_epoch", batches_per_epoch, what="a length")
         assumptions = checked_assumptions(assumptions)
         check_file("save_trace", save_trace, example="step.json.gz")
         check_file("json_file", json_file, endings=(".json",), example="predictions.json")
