@@ -16,6 +16,7 @@ are only logged, so the Trainer sees none of them. Every method that a Trainer o
 from __future__ import annotations
 
 import logging
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -158,6 +159,28 @@ def unseen_by_modes() -> AbstractContextManager[None]:
 
 
 _AS_IT_IS: Final = nullcontext()
+
+
+def keeps_random_state(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a method that calls code of the user (loaders, loggers), which may draw random numbers.
+
+    The generators of Python, NumPy and torch (on the CPU) then continue as if the method had not run.
+    """
+
+    @wraps(method)
+    def kept(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        generators: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+        if (numpys := sys.modules.get("numpy.random")) is not None:
+            generators.append((numpys.set_state, numpys.get_state()))
+        if (torch := sys.modules.get("torch")) is not None:
+            generators.append((torch.default_generator.set_state, torch.default_generator.get_state()))
+        try:
+            return method(*args, **kwargs)
+        finally:
+            for restore, state in generators:
+                restore(state)
+
+    return kept
 
 
 def own_error(error: BaseException) -> Exception:

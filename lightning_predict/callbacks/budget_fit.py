@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from lightning_predict.base.errors import BudgetExceededError, LightningPredictError
 from lightning_predict.base.files import STOPPED_VARIABLE, mark
-from lightning_predict.base.guard import log_warning, own_error
+from lightning_predict.base.guard import keeps_random_state, log_warning, own_error
 from lightning_predict.callbacks.budget_files import Account, BudgetFiles
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import end_of_fit, leave_validation, warn
@@ -208,6 +208,7 @@ class BudgetFit(FitPart):
 
     # --- Rank zero
 
+    @keeps_random_state
     def _open(self, observer: RunObserver) -> Decision:
         """Determine the limits of this fit, and check the amounts used by earlier fits."""
         account, settings, trainer = self._account, self._settings, self._trainer
@@ -269,6 +270,7 @@ class BudgetFit(FitPart):
         if due is not None or is_due:
             self._judge = lambda: self._check(observer, watch, due or "use")
 
+    @keeps_random_state
     def _check(self, observer: RunObserver, watch: BudgetWatch, due: DueCheck) -> BudgetVerdict:
         """Check the used amounts and, if requested, the forecast of the rest of the run.
 
@@ -367,6 +369,7 @@ class BudgetFit(FitPart):
         if exceeded:
             _report(lambda: log_event(self._trainer, BUDGET_GROUP, "exceeded", verdict.reason))
 
+    @keeps_random_state
     def _notify(self, verdict: BudgetVerdict) -> None:
         """Send an alert of Weights & Biases and a webhook notice about a warning or a stop."""
         if verdict.action in ("warn", "stop"):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from lightning_predict.base.errors import BudgetExceededError, MissingDependencyError
-from lightning_predict.base.guard import log_warning, own_error
+from lightning_predict.base.guard import keeps_random_state, log_warning, own_error
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -117,6 +117,7 @@ def warn(message: str) -> None:
         log_warning(message)
 
 
+@keeps_random_state
 def samples_of(batch: object) -> int | None:
     """Return the batch size, which is the first size of all tensors; None if their first sizes differ."""
     with torch._C.DisableTorchFunction():  # reading a shape would call the code of a tensor subclass
@@ -124,6 +125,7 @@ def samples_of(batch: object) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+@keeps_random_state
 def shapes_of(batch: object) -> tuple[object, ...] | None:
     """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read."""
     with torch._C.DisableTorchFunction():

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.guard import log_exceptions, log_exceptions_unless
+from lightning_predict.base.guard import keeps_random_state, log_exceptions, log_exceptions_unless
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.arguments import MetaStep, check_file, check_steps, checked_assumptions
 from lightning_predict.callbacks.hooks import FitCallback
@@ -191,6 +191,7 @@ class RuntimePredictor(Predicts, FitCallback):
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | self._of_fit}
 
     @log_exceptions
+    @keeps_random_state
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new fit. Do nothing in this fit if there is nothing to predict."""
         if stage != "fit":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, ref
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_predict.base.guard import keeps_random_state
 from lightning_predict.callbacks.lightning_packages import lightning_classes
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import leaves_of
@@ -195,12 +197,17 @@ def _last_batch_share(trainer: Trainer) -> float:
         or isinstance(loader.dataset, IterableDataset)
     ):
         return 1.0
-    if trainer.num_training_batches != len(loader):
-        return 1.0  # the limit cuts off the last batch
-    if len(loader.sampler) < loader.batch_size:
-        return 1.0  # the only batch of an epoch is not smaller than others
-    rest = len(loader.sampler) % loader.batch_size
-    return rest / loader.batch_size if rest else 1.0
+    known = _LENGTHS.get(trainer)
+    if known is None or known[0]() is not loader:
+        known = _LENGTHS[trainer] = ref(loader), keeps_random_state(len)(loader.sampler)
+    samples = known[1]
+    if samples < loader.batch_size or trainer.num_training_batches != math.ceil(samples / loader.batch_size):
+        return 1.0  # the only batch of an epoch is not smaller than others, or the limit cuts off the last batch
+    return samples % loader.batch_size / loader.batch_size or 1.0
+
+
+_LENGTHS: Final[WeakKeyDictionary[Any, tuple[ref[Any], int]]] = WeakKeyDictionary()
+"""Number of samples of a Trainer's loader. It is read once for each loader, because it is code of the user."""
 
 
 def _limit(number: int | None) -> int | None:

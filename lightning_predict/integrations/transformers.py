@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-from lightning_predict.base.guard import log_exceptions, log_warning
+from lightning_predict.base.guard import keeps_random_state, log_exceptions, log_warning
 from lightning_predict.base.interval import Interval
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.observe.forecast import ForecastInputs
@@ -220,6 +220,7 @@ class TransformersLoop(WatchedLoop):
         self.evaluation: Any = None
         self.world_size, self.batches_per_step = args.world_size, args.gradient_accumulation_steps
 
+    @keeps_random_state
     def inputs(self, moment: HookMoment) -> ForecastInputs:
         """Return the inputs of a forecast, from the Trainer's state and arguments."""
         done = max(self._state.global_step, self.steps)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.files import FILE_SECONDS, history_path, in_hook
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.guard import keeps_random_state, own_error
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import Strategy
@@ -243,6 +243,7 @@ class RunSession:
         observer, schedule = self.observer, self._schedule
         return schedule is not None and schedule.is_due(observer.batches, observer.training_seconds)
 
+    @keeps_random_state
     def predict(
         self,
         trace: Trace | None = None,
@@ -275,6 +276,7 @@ class RunSession:
         if self._outcome_timer is not None:
             self._outcome_timer.exclude_since(since=self._started_at)
 
+    @keeps_random_state
     def renew(self, moment: HookMoment = "batch end") -> None:
         """Recompute the forecast. Predict again if it is outside the printed interval, or after a first epoch."""
         before, said, predicted = self.rest, self._last_printed, self.results.predictions
@@ -309,6 +311,7 @@ class RunSession:
                 self.loop.say(self._news(predictions, instead))
         self.exclude_display_time()
 
+    @keeps_random_state
     def warn_of_memory(self) -> None:
         """Warn about each later part of the run that may not fit on the GPU in use, once per part."""
         trace, told = self.results.trace, {risk.kind for risk in self.results.memory_risks}
@@ -321,6 +324,7 @@ class RunSession:
                 self.results.memory_risks += (risk,)
                 self.loop.warn(f"{self.loop.name}, memory: {risk.sentence}")
 
+    @keeps_random_state
     def compare_outcome(self) -> None:
         """Compare the actual time with the first reliable prediction, if anything was trained since, and store it."""
         if self._outcome_timer is None:

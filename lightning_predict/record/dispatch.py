@@ -39,6 +39,7 @@ from lightning_predict.record.modes import (
     WholeCallMode,
     leave_modes,
     open_constructors,
+    open_profiler_watch,
     schema_of,
 )
 from lightning_predict.record.operand_strides import (
@@ -218,6 +219,7 @@ class DispatchRecorder:
         self._modes = (OperationMode(self), WholeCallMode(self))
         self._modes[0].__enter__()  # type: ignore[no-untyped-call]
         self._modes[1].__enter__()  # type: ignore[no-untyped-call]
+        self._constructors.enter_context(open_profiler_watch(*self._modes))
         self.pauses.open()
 
     def stop(self) -> None:

@@ -28,6 +28,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from lightning_predict.base.errors import CaptureError
 from lightning_predict.base.guard import CAUGHT, own_error
 from lightning_predict.record.environment import own_tensor_kinds
 from lightning_predict.record.meta_device import CONVOLUTIONS, with_cuda_strides
@@ -137,6 +138,11 @@ class Schema:
 
 _MARKERS: Final = "profiler::"
 """Namespace of operators that only mark a range for profilers."""
+
+DISPLACED: Final = (
+    "Another profiler started while the step was recorded, which ended the recording. Leave it out of the first steps "
+    "(in a Trainer: profiler=None), or import the file that it writes with `lightning_predict.import_trace`."
+)
 
 _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
 """Schemas by the address of the operator, because hashing an operator would run Python code.
@@ -542,6 +548,18 @@ def _outside_modes(plain: Callable[..., Any]) -> staticmethod[..., Any]:
             return plain(cls, *args, **kwargs)
 
     return staticmethod(new)
+
+
+def open_profiler_watch(operations: OperationMode, whole_calls: WholeCallMode) -> AbstractContextManager[None]:
+    """End the recording if the step starts a profiler, which would see the modes' calls; until the result is closed."""
+
+    def leaves_first(own: TorchFunction) -> Any:
+        operations.recorder.fail(CaptureError(DISPLACED))
+        if torch._C._current_graph_task_id() < 0:  # a backward pass restores the modes of its nodes itself
+            leave_modes(operations, whole_calls)
+        return own()
+
+    return _shown(torch.autograd.profiler, "_run_on_profiler_start", leaves_first, operations.recorder)
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:

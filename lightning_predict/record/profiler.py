@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.record.micro_batches import collector_paused, without_update
+from lightning_predict.record.modes import DISPLACED
 from lightning_predict.record.pauses import PauseTimer
 from lightning_predict.record.signatures import RECORDED_TENSORS
 from lightning_predict.record.tensors import dtype_name
@@ -284,11 +285,7 @@ class ProfilerRecorder:
         if displaced:
             if _torchs._is_profiler_enabled is self._token:
                 _torchs._is_profiler_enabled = bool(torch._C._autograd._profiler_enabled())
-            raise CaptureError(
-                "Another profiler started while the step was recorded, which ended the recording. Leave it out of the "
-                "first steps (in a Trainer: profiler=None), or import the file that it writes with "
-                "`lightning_predict.import_trace`."
-            )
+            raise CaptureError(DISPLACED)
         with collector_paused():
             self._parts.append(self._read(running))
 

@@ -31,7 +31,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from lightning_predict.base.errors import CaptureError, NothingRecordedError
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.guard import keeps_random_state, own_error
 from lightning_predict.record import environment
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.profiler import ProfilerRecorder, refuse_second_profiler
@@ -160,6 +160,7 @@ class CaptureSession:
         self._started_at = 0.0
         self._reserved_bytes: int | None = None
 
+    @keeps_random_state
     def start(self) -> None:
         """Start recording. If the profiler fails, fall back to the next recorder.
 
@@ -252,6 +253,7 @@ class CaptureSession:
         """Notes on the values of meta tensors that the step read, and that had to be assumed."""
         return () if self._recorder is None else self._recorder.assumptions
 
+    @keeps_random_state
     def trace(
         self,
         *,

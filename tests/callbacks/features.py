@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
@@ -220,6 +221,32 @@ def _learning_rate_found(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
     return trainer, model
 
 
+class _DrawsNumbers(TorchFunctionMode):
+    """Draws a random number in each call, as an emulation of stochastic rounding does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            torch.rand(())
+        return func(*args, **(kwargs or {}))
+
+
+class _EntersMode(_callbacks.Callback):  # type: ignore[misc]
+    """Trains within a function mode that draws."""
+
+    mode = _DrawsNumbers()
+
+    def on_train_start(self, *_: Any) -> None:
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def on_train_end(self, *_: Any) -> None:
+        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+def _within_mode(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
+    with _DrawsNumbers():
+        return _fit(LIGHTNING.model(), folder, ours)
+
+
 FITS: Final[dict[str, Fit]] = {
     "plain": _options(),
     "accumulation": _options(accumulate_grad_batches=2),
@@ -261,6 +288,9 @@ FITS: Final[dict[str, Fit]] = {
     "batches that are skipped": _skipped,
     "learning-rate finder": _learning_rate_found,
     "deterministic": _options(deterministic=True),
+    "within a function mode that draws": _within_mode,
+    "a mode entered before our hooks": _callback(_EntersMode),
+    "a mode entered after our hooks": lambda folder, ours: _fit(LIGHTNING.model(), folder, [*ours, _EntersMode()]),
     "a logger and a monitor": lambda folder, ours: _fit(
         LIGHTNING.model(validates=True),
         folder,

@@ -49,36 +49,6 @@ def _leaves_nothing_open() -> Any:
     assert_nothing_is_open()
 
 
-def trained(
-    small: Small, folder: Path, callbacks: list[Any], kind: str
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Weights and the state of the random numbers after 50 steps with dropout, shuffling and validation."""
-    torch.manual_seed(7)
-    model = small.gan() if kind == "manual" else small.model(validates=True)
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5} if kind == "accumulated" else {}
-    if kind == "bfloat16":
-        options["precision"] = "bf16-mixed"
-    steps = 100 if kind == "manual" else 50
-    trainer = small.trainer(folder, max_epochs=-1, max_steps=steps, callbacks=callbacks, **options)
-    loader = torch.utils.data.DataLoader(small.loader(6).dataset, batch_size=4, shuffle=True)
-    trainer.fit(model, loader, None if kind == "manual" else small.loader(2))
-    assert trainer.global_step == steps
-    return {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-
-
-@pytest.mark.parametrize("kind", ["plain", "accumulated", "manual", "bfloat16"])
-def test_weights_and_random_numbers_are_bit_identical(small: Small, tmp_path: Path, kind: str) -> None:
-    predictor = RuntimePredictor(GPUS)
-    with_weights, with_rng = trained(small, tmp_path, [predictor], kind)
-    without_weights, without_rng = trained(small, tmp_path, [], kind)
-
-    assert predictor.predictions is not None
-    assert with_weights.keys() == without_weights.keys()
-    for name, weight in with_weights.items():
-        assert torch.equal(weight, without_weights[name]), name
-    assert torch.equal(with_rng, without_rng)
-
-
 def off_and_unharmed(small: Small, folder: Path, words: str) -> RuntimePredictor:
     """A fit in which the predictor gives up with one warning that holds these words."""
     predictor = RuntimePredictor(GPUS)

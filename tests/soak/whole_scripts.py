@@ -303,6 +303,46 @@ def _(folder: Path, ours: Ours) -> list[Any]:
         return modules_of(fit(folder, ours()))
 
 
+def draw(*_: Any, **__: Any) -> Any:
+    """Draw from both generators."""
+    random.random()
+    torch.rand(1)
+
+
+def drawing(kind: type[Any], *names: str) -> type[Any]:
+    """Return a subclass whose methods of these names draw random numbers."""
+    plain = {name: getattr(kind, name) for name in names}
+    methods = {name: lambda *args, _own=own, **options: draw() or _own(*args, **options) for name, own in plain.items()}
+    return type(kind.__name__, (kind,), methods)
+
+
+@script("a module, a dataset, a loader and a logger that draw when they are asked")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    rows = drawing(Rows, "__len__")(BATCHES + 1)
+    loader = drawing(DataLoader, "__len__")(rows, batch_size=3, shuffle=True)
+    model = SMALL.model()
+    model.__class__ = drawing(type(model), "parameters", "named_modules", "buffers")
+    logger = SMALL.lightning.loggers.logger.DummyLogger()
+    logger.log_metrics = draw
+    return modules_of(fit(folder, ours(), model=model, loader=loader, logger=logger, max_epochs=4))
+
+
+@script("a profiler inside each step, whose events are compared")
+def _(folder: Path, ours: Ours) -> list[Any]:
+    model, events = SMALL.model(), torch.zeros(2 * BATCHES)
+    model.register_buffer("events", events)
+    step = model.training_step
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            loss = step(batch, batch_idx) + torch.nn.functional.gelu(batch).prod(1).mean()
+        events[model.batches_trained - 1] = len(profiler.events() or ())
+        return loss
+
+    model.training_step = training_step
+    return modules_of(fit(folder, ours(), model=model))
+
+
 def main_of_process(folder: Path, name: str, how: str) -> None:
     """Run a script in this process, and print a hash of its modules and random states."""
     warnings.simplefilter("ignore")
