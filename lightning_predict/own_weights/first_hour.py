@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
@@ -27,7 +26,6 @@ from typing import Final, Literal, TypedDict, final, get_args
 import numpy as np
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
@@ -45,7 +43,6 @@ from lightning_predict.own_weights.training.factors import log_residuals
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.prediction import predict
 from lightning_predict.record.attribution import CUDA_GRAPH, UNATTRIBUTED
-from lightning_predict.record.profiler import detached_afterwards
 from lightning_predict.record.recording import capture
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Trace, anonymised
@@ -236,20 +233,6 @@ def _small_step(device: torch.device, *, seed: int = 0) -> tuple[nn.Module, Call
         optimizer.step()
 
     return network, step
-
-
-def _plain_profiles(_left: float) -> Facts:
-    """Count the kernels that torch's own profiler records of 32 launches, session by session, without a warm-up."""
-    buffer, recorded = torch.zeros(8, device=_cuda()), []
-    for session in range(SESSIONS):
-        torch.cuda.synchronize()
-        ends = detached_afterwards() if session == SESSIONS - 1 else nullcontext()
-        with ends, profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            for _ in range(32):
-                buffer.add_(1)
-            torch.cuda.synchronize()
-        recorded.append(sum(one.device_type.name == "CUDA" for one in profiler.events() or ()))
-    return {"launched": 32, "recorded": recorded}
 
 
 def _recordings(_left: float) -> Facts:
@@ -510,7 +493,6 @@ PARTS: Final = (
     _Part("host", "facts", needs_cuda=False, find=_host),
     _Part("watching", "facts", needs_cuda=False, find=_watching),
     _Part("recordings", "facts", needs_cuda=True, find=_recordings),
-    _Part("plain profiles", "facts", needs_cuda=True, find=_plain_profiles),
     _Part("launch queue", "facts", needs_cuda=True, find=_launch_queue),
     _Part("rates", "measurements", needs_cuda=True, find=_rates),
     _Part("operators", "measurements", needs_cuda=True, find=_operators),

@@ -231,8 +231,9 @@ def test_twice_the_measured_time_is_twice_the_prediction_of_the_same_code(origin
     )
     ratios = twice / once
     np.testing.assert_allclose(ratios[:7], 2, rtol=0.005)
-    # Times far beyond the networks' errors are trusted, with almost all of the excess.
-    assert ratios[7] == pytest.approx(2 ** RATIO_EXPONENTS["same units"], rel=0.02)
+    # Times far beyond the networks' errors are trusted, with almost all of the excess: of a residual x, x² / (x² + t²)
+    # counts, more of the doubled one, so that the ratio lies between the power of 2 and 2 itself.
+    assert 2 ** RATIO_EXPONENTS["same units"] * 0.98 < ratios[7] < 2
     assert ratios[8] == pytest.approx(1)  # TF32 on one of the two: the model stands
 
 

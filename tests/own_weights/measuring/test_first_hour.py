@@ -55,7 +55,7 @@ def test_report_without_cuda_times_the_host_and_names_skipped_parts(
     calls = facts["host"]["call_seconds"]
     assert 0 < calls["empty"] < min(calls["linear"], calls["autograd"])
     assert len(facts["watching"]["watched_seconds"]) == len(facts["watching"]["plain_seconds"]) == 3
-    names = {"recordings", "plain profiles", "launch queue", "rates", "operators", "steps"}
+    names = {"recordings", "launch queue", "rates", "operators", "steps"}
     assert set(report["parts"]) == names
     assert all(part == {"state": "skipped", "reason": NO_CUDA} for part in report["parts"].values())
 
@@ -64,7 +64,7 @@ def test_report_without_cuda_times_the_host_and_names_skipped_parts(
 @pytest.mark.parametrize(
     ("preset", "names"),
     [
-        ("facts", [MACHINE, "host", "watching", "recordings", "plain profiles", "launch queue"]),
+        ("facts", [MACHINE, "host", "watching", "recordings", "launch queue"]),
         ("measurements", [MACHINE, "rates", "operators", "steps"]),
     ],
 )
