@@ -258,9 +258,9 @@ def _sharded(
     for position, visit in enumerate(stops):
         gather(position, 0 if position == 0 else len(segments))
         gather(position + 1, len(segments))  # prefetch: the host runs ahead, but at most two units are gathered
-        copies = copied_out.get(visit.unit, 0.0) if position in ready else 0.0
-        copies += copied_in.get(visit.unit, 0.0) if position in last else 0.0
-        segments.append(WorkSegment(durations[position] + copies, waits_for=ready.get(position)))
+        copying = copied_out.get(visit.unit, 0.0) if position in ready else 0.0
+        copying += copied_in.get(visit.unit, 0.0) if position in last else 0.0
+        segments.append(WorkSegment(durations[position] + copying, waits_for=ready.get(position)))
         if position in last:
             seconds = scatters.get(visit.unit, np.zeros(3))
             if is_piped:

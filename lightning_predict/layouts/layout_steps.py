@@ -95,10 +95,10 @@ class MultiGpuStep:
         Each replica processes the number of samples of the trace.
         """
         if layout.count == 1:
-            own = strategy.on_one_gpu
-            if own is None:
+            alone = strategy.on_one_gpu
+            if alone is None:
                 return step.accumulated(strategy.accumulate)
-            return self._divided(layout, step, row, own, interconnect, host=self._host)
+            return self._divided(layout, step, row, alone, interconnect, host=self._host)
         check_communication(layout)
         named, layout = layout, in_domains(layout)
         step = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))

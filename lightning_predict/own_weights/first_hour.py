@@ -312,7 +312,12 @@ def _same_after_recording(device: torch.device) -> bool:
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
     """Return the seconds per step in a loop: the median of three loops."""
-    each, waits = [], torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    each = []
+
+    def waits() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
     for _ in range(3):
         waits()
         began = time.perf_counter()

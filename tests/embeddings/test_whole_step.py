@@ -137,7 +137,9 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
     )
     alone = np.array(sum(event.seconds for event in events if not event.is_transfer))
     waiting = float(OVERLAP_COSTS.speed_deviation(alone)) * slowest_of(4) * float(alone)
-    assert found.step.seconds == pytest.approx(expected + OVERLAP_COSTS.contention * hidden + waiting, rel=1e-6)
+    assert found.step.seconds == pytest.approx(
+        expected + OVERLAP_COSTS.contention_on(FOUR) * hidden + waiting, rel=1e-6
+    )
     assert math.fsum(event.seconds for event in events if event.is_critical) == pytest.approx(expected, rel=1e-6)
 
 

@@ -145,7 +145,8 @@ class WrittenNorm(nn.Module):
         """(.., width) in and out."""
         wide = data.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return (wide * scale).type_as(data) * self.weight
+        normed: Tensor = (wide * scale).type_as(data) * self.weight
+        return normed
 
 
 class RotaryAttention(nn.Module):
