@@ -66,6 +66,27 @@ def test_smaller_heads_take_as_long_as_the_size_that_the_kernel_is_built_for(sma
     assert _fused_seconds(smaller) == pytest.approx(_fused_seconds(built), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("operation", "head_dim", "published"),
+    [
+        ("attention", 64, (333, 460, 497)),
+        ("attention", 128, (467, 625, 648)),
+        ("causal_attention", 64, (197, 371, 473)),
+        ("causal_attention", 128, (292, 521, 616)),
+    ],
+)
+def test_rates_of_short_and_long_sequences_are_those_published(
+    operation: str, head_dim: int, published: tuple[int, ...]
+) -> None:
+    """TFLOP/s of FlashAttention 3 in its paper, 16,384 tokens in sequences of 512, 2,048 and 16,384 on an H100."""
+    heads, models = 2048 // head_dim, kernel_models(("H100-SXM-80GB",))
+    for seq, rate in zip((512, 2048, 16384), published, strict=True):
+        item = operation_shape(operation, "bfloat16", batch=16384 // seq, heads=heads, seq=seq, head_dim=head_dim)
+        seconds = predict_operation_times([item], [gpu("H100-SXM-80GB")], models).seconds[0, 0]
+        flops = 4 * 16384 * seq * 2048 * (0.5 if operation.startswith("causal") else 1)
+        assert flops / seconds == pytest.approx(rate * 1e12, rel=0.18 if seq == 512 else 0.08)
+
+
 def test_what_pads_a_head_is_computed_and_not_moved() -> None:
     # 77 keys: memory decides, of queries and results alone (4,096 of 4,173 rows), 40 of 64 numbers a head.
     of_40, of_64 = (_fused_seconds(head_dim, keys=77) for head_dim in (40, 64))

@@ -7,7 +7,6 @@ import torch
 import lightning_predict as lp
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.corrections import (
-    ON_HOPPER,
     attention_factors,
     attention_kernel,
     torch_version_factor,
@@ -73,6 +72,7 @@ A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
 FORWARD = OperationShape("causal_attention", "bfloat16", (1.0, 32.0, 32.0, 6000.0, 6000.0, 128.0))
 BACKWARD = replace(FORWARD, operation="causal_attention_backward")
 PRODUCT = OperationShape("linear", "bfloat16", (1.0, 128.0, 128.0, 128.0))
+SLOWDOWN = attention_factors([FORWARD], [None], [H100], {"torch": "2.6.0"}).item()
 WHOLE = "aten::scaled_dot_product_attention"
 
 
@@ -92,7 +92,16 @@ def test_attention_kernels_follow_from_release_and_gpu(release: str | None, name
 
 def test_older_attention_takes_longer() -> None:
     found = attention_factors([FORWARD, BACKWARD, PRODUCT], [None] * 3, [A100, H100], {"torch": "2.6.0"})
-    assert found.tolist() == [[1.0, 1.0, 1.0], [ON_HOPPER, ON_HOPPER, 1.0]]
+    assert found.tolist() == [[1.0, 1.0, 1.0], [SLOWDOWN, SLOWDOWN, 1.0]]
+
+
+@pytest.mark.parametrize(("width", "published"), [(64, (1.18, 1.28, 1.54)), (128, (1.51, 1.61, 1.75))])
+def test_older_attention_on_hopper_loses_most_in_long_sequences(width: int, published: tuple[float, ...]) -> None:
+    """FlashAttention 3's paper: 512, 1,024 and 8,192 tokens, forward, without a mask."""
+    for length, slowdown in zip((512.0, 1024.0, 8192.0), published, strict=True):
+        shape = OperationShape("attention", "bfloat16", (1.0, 32.0, 32.0, length, length, float(width), 0.0))
+        found = attention_factors([shape], [None], [H100], {"torch": "2.6.0"}).item()
+        assert found == pytest.approx(slowdown, rel=0.04)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,7 @@ def test_older_attention_takes_longer() -> None:
     [
         ("aten::_scaled_dot_product_cudnn_attention", "2.6.0", 1.0),
         ("flash_attn_3::_flash_attn_forward", "2.6.0", 1.0),
-        ("flash_attn::_flash_attn_forward", "2.13.0", ON_HOPPER),
+        ("flash_attn::_flash_attn_forward", "2.13.0", SLOWDOWN),
         (WHOLE, "2.13.0", 1.0),
     ],
 )

@@ -7,8 +7,8 @@ backward pass also reads the output's gradient and writes three gradients.
 
 The tables of causal attention come from inference servers, whose kernels read keys and values from a paged cache. Up to
 4,000 tokens, these kernels are slower than unmasked attention, which encoders run on plain tensors. Training also uses
-plain tensors. The time of its causal attention (`causal_attention`) is therefore the time of unmasked attention,
-multiplied by the share of blocks that cannot be skipped. The server's time is an upper bound. Example::
+plain tensors. The time of its causal attention (`causal_attention`) is therefore that of unmasked attention to as many
+keys as a query reads under the mask, in whole blocks. The server's time is an upper bound. Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -232,16 +232,61 @@ def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
     return CountedShape(visible, scores), CountedShape(visible, values)
 
 
+SOFTMAX_WIDTH: Final = 45.0
+"""Head size whose two products take as long as the softmax between them: an exponential is a sixteenth of a clock cycle
+of a multiprocessor, in which tensor cores multiply four times 59 (H100) or 32 (A100). FlashAttention 3's published
+FLOP/s (H100, 16,384 tokens without a mask) say 60: 497 T for heads of 64 and 648 T for 128."""
+
+MEASURED_WIDTHS: Final = (64.0, 80.0)
+"""Least and greatest head size of attention without a mask in the tables."""
+
+BLOCK: Final = 128.0
+"""Queries of a block, and keys. Blocks on the diagonal of a causal mask are computed whole, so that on average a query
+reads 128 keys more. FlashAttention 3's published FLOP/s (H100, 512 to 4,096 tokens) fall to 0.63 to 0.91 by a mask."""
+
+
+def _whole_blocks(length: float) -> float:
+    return max(round(length / BLOCK), 1) * BLOCK
+
+
+def _with_measured_heads(shape: OperationShape) -> OperationShape | None:
+    """Return heads of 64 with keys that take as long as those of wider heads without a mask; None for other heads.
+
+    A query has the same work before its first and after its last key, whatever the size of its head. Networks know of
+    wide heads without a mask only what servers' causal kernels do, which are slow for short sequences.
+    """
+    w, (least, greatest) = shape.parameters, MEASURED_WIDTHS
+    width = next((one for size, one in BUILT_HEAD_DIMS if w["head_dim"] <= size), w["head_dim"])
+    if width <= greatest or w.get("causal") or w["seq"] < BLOCK or shape.dtype not in ATTENTION.dtypes:
+        return None
+    seq = _whole_blocks((width + SOFTMAX_WIDTH) / (least + SOFTMAX_WIDTH) * w["seq"])
+    longer = seq / w["seq"]
+    dims = (w["batch"] / longer, w["heads"], w["kv_heads"], seq, max(round(w["kv_seq"] * longer), 1.0), least, 0.0)
+    return OperationShape("attention", shape.dtype, dims)
+
+
+def _unmasked(times: float, dtype: str, dims: tuple[float, ...]) -> tuple[CountedShape, ...]:
+    """Return forward passes without a mask."""
+    whole = OperationShape("attention", dtype, (*dims, 0.0))
+    return (CountedShape(times, _with_measured_heads(whole) or whole),)
+
+
 def _as_forward_pass(shape: OperationShape) -> tuple[CountedShape, ...]:
-    return (CountedShape(_BACKWARD_TIME, OperationShape("attention", shape.dtype, shape.dims)),)
+    if shape.parameters["causal"]:
+        return (CountedShape(_BACKWARD_TIME, OperationShape("attention", shape.dtype, shape.dims)),)
+    return _unmasked(_BACKWARD_TIME, shape.dtype, shape.dims[:-1])
 
 
 def _without_a_mask(shape: OperationShape) -> tuple[CountedShape, ...]:
-    """Return the share of unmasked attention that blocks cannot skip."""
-    columns = {word: np.array([value]) for word, value in shape.parameters.items()}
-    share = float(_visible_share(_under_a_mask(columns))[0])
+    """Return unmasked attention of as many queries to as many keys as a query reads on average under the mask."""
+    w = shape.parameters
     times = _BACKWARD_TIME if shape.operation.endswith("_backward") else 1.0
-    return (CountedShape(times * share, OperationShape("attention", shape.dtype, (*shape.dims, 0.0))),)
+    if w["seq"] != w["kv_seq"]:
+        columns = {word: np.array([value]) for word, value in w.items()}
+        return _unmasked(times * float(_visible_share(_under_a_mask(columns))[0]), shape.dtype, shape.dims)
+    read = min(_whole_blocks(w["seq"] / 2 + BLOCK), w["seq"])
+    dims = (w["batch"] * w["seq"] / read, w["heads"], w["kv_heads"], read, read, w["head_dim"])
+    return _unmasked(times, shape.dtype, dims)
 
 
 def _as_a_server(shape: OperationShape) -> OperationShape:
@@ -283,7 +328,12 @@ register(
         flops=_flops,
         reads=_read_forward,
         writes=_queries,
-        estimators=(ATTENTION, SINGLE_ATTENTION, Surrogate(_as_matmuls)),
+        estimators=(
+            ATTENTION,
+            SINGLE_ATTENTION,
+            Surrogate(_as_matmuls),
+            Alternative(shape=_with_measured_heads, bounds_networks=True),
+        ),
     ),
     OperationSpec(
         name="attention_backward",
