@@ -290,22 +290,22 @@ def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> 
 def _completed(blocks: Blocks, capacity_bytes: int) -> SimulatedStep | None:
     """Return the simulated step on a GPU with a limited capacity; None if the GPU is too small."""
     try:
-        return _run(CachingAllocator(capacity_bytes=capacity_bytes), blocks, STEPS)
+        return _run(CachingAllocator(capacity_bytes=capacity_bytes), blocks)
     except AllocationError:
         return None
 
 
-def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
+def simulated(blocks: Blocks, *, expandable_segments: bool = False) -> SimulatedStep:
     """Return the simulated memory peaks of steps with these memory blocks."""
-    return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
+    return _run(CachingAllocator(expandable_segments=expandable_segments), blocks)
 
 
-def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedStep:
+def _run(allocator: CachingAllocator, blocks: Blocks) -> SimulatedStep:
     _allocate_all(allocator, (*blocks.lasting, *blocks.kept))
     storages, events, allocate, free = blocks.storages, blocks.events, allocator.allocate, allocator.free
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
-    for step in range(steps):
+    for step in range(STEPS):
         # Variables of the training loop hold the previous batch until the next batch exists.
         batch, before = _allocate_all(allocator, blocks.batch), batch
         _free_all(allocator, before)

@@ -374,9 +374,9 @@ def _rates(_left: float) -> Facts:
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 
-def _operators(left: float, *, reserved: float = STEP_SECONDS) -> Facts:
+def _operators(left: float) -> Facts:
     """Measure operations, most useful operations first, in the time that whole steps leave."""
-    minutes = max(left - reserved, 0.25 * left) / minutes_to_seconds(1.0)
+    minutes = max(left - STEP_SECONDS, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
         gpu = find_gpu(name_of("cuda", None))

@@ -69,23 +69,15 @@ class Axis:
     logarithmic: bool
 
     @staticmethod
-    def over(
-        values: Sequence[float], start: float, end: float, *, from_zero: bool = True, spread: float = LOG_AXIS_SPREAD
-    ) -> Axis:
-        """Make an axis over values; logarithmic if their ratio exceeds `spread`, otherwise linear.
+    def over(values: Sequence[float], start: float, end: float, *, spread: float = LOG_AXIS_SPREAD) -> Axis:
+        """Make an axis over values; logarithmic if their ratio exceeds `spread`, otherwise linear from 0.
 
-        Args:
-            values: Values that the axis must contain.
-            start: Pixel position of the lowest value.
-            end: Pixel position of the highest value.
-            from_zero: Whether a linear axis starts at 0.
-            spread: Maximum ratio of the largest to the smallest value on a linear axis.
+        `start` and `end` are the pixel positions of the lowest and the highest value.
         """
         positive = [value for value in values if value > 0]
         if len(positive) == len(values) and max(values) > spread * min(values):
             return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
-        low = 0.0 if from_zero else min(values)
-        return Axis(low, max(values) * 1.08 or 1.0, start, end, False)
+        return Axis(0.0, max(values) * 1.08 or 1.0, start, end, False)
 
     def pixel(self, value: float) -> float:
         """Return the pixel position of a value."""
