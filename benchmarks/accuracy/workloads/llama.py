@@ -201,7 +201,8 @@ def _rotated_by_matrices(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Multiply pairs by matrices of two rows, of which each product is written before the sum."""
     matrices = torch.stack((cosine, sine), dim=-1).float().unflatten(3, (-1, 2))
     pairs = data.float().unflatten(-1, (-1, 2))
-    return (matrices * pairs.unsqueeze(-2)).sum(5).flatten(3).type_as(data)
+    products: Tensor = matrices * pairs.unsqueeze(-2)
+    return products.sum(5).flatten(3).type_as(data)
 
 
 _ROTATED: Final = {None: _rotated, "torchtitan": _rotated_as_complex, "fms": _rotated_by_matrices}
