@@ -365,6 +365,15 @@ def test_shipped_models_have_the_published_number_of_parameters(name: str, billi
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(1e9 * billions, rel=0.006), source
 
 
+def test_note_says_which_configurations_are_only_the_defaults_of_a_class() -> None:
+    pytest.importorskip("transformers")
+    doubt = "(the defaults of its class in transformers, from which the checkpoint's own may differ)"
+    for name, is_in_doubt in (("distilbert-base-uncased", True), ("bert-base-uncased", False)):
+        note = lp.step_of(f"hf:{name}", length=16).notes[0]
+        assert "shipped configuration" in note
+        assert (doubt in note) is is_in_doubt
+
+
 def test_missing_length_is_refused_before_transformers_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_models, "library", lambda name, *, needed_for: pytest.fail(f"imports {name}"))
     with pytest.raises(InvalidArgumentError, match="length= is missing"):

@@ -168,6 +168,7 @@ class ShippedModel:
         also: Names of models with the same configuration.
         config: Keys of the model's config.json that determine operations and shapes.
         date: ISO date of the source, or of reading the source.
+        doubt: In what the configuration may differ from the model's own; None if the source is its own.
     """
 
     name: str
@@ -176,6 +177,7 @@ class ShippedModel:
     source: str
     url: str
     date: str
+    doubt: str | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -201,6 +203,7 @@ def shipped_models(library: str) -> Mapping[str, ShippedModel]:
             source=source["text"].words(),
             url=source["url"].url(),
             date=source["date"].date(),
+            doubt=source["doubt"].words() if "doubt" in source else None,
         )
         found |= {each.lower(): model for each in model.names}
     return found

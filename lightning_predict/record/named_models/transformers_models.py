@@ -186,9 +186,9 @@ def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
     is_alike = name.name.lower() not in {
         each for one in known.names for each in (one.lower(), one.lower().rpartition("/")[2])
     }
-    return _config_of(known.config, transformers, name), "shipped configuration" + (
-        f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
-    )
+    alike = f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
+    doubt = "" if known.doubt is None else f" ({known.doubt})"
+    return _config_of(known.config, transformers, name), f"shipped configuration{alike}{doubt}"
 
 
 def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -> Any:
