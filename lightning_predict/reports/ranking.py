@@ -422,8 +422,9 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
 def _either(best: RankedGpu, rivals: Sequence[RankedGpu], ranking: Ranking) -> str:
     """Recommend GPUs that may be equally cheap: `an L4 ($0.71/h) or a T4 ($0.35/h): both about $0.75, the cheapest`."""
     scale, dollars = (STEPS_SHOWN, usd_of_steps) if ranking.per_iteration else (1, usd)
-    costs = list(dict.fromkeys(dollars(scale * _cost(one)) for one in (best, rivals[0])))
-    both = f"both about {costs[0]}" if len(costs) == 1 else f"about {' and '.join(costs)}"
+    costs = list(dict.fromkeys(dollars(scale * cost) for cost in sorted(_cost(one) for one in (best, *rivals))))
+    every, joined = ("both", "and") if len(rivals) == 1 else ("all", "to")
+    both = f"{every} about {costs[0]}" if len(costs) == 1 else f"about {costs[0]} {joined} {costs[-1]}"
     steps = f" for {STEPS_SHOWN:,} steps" if ranking.per_iteration else ""
     others = {1: "", 2: " or another"}.get(len(rivals), f" or any of {len(rivals) - 1} others")
     cheap = f"{both.replace('about <', 'below ')}{steps}, the cheapest{_among(ranking)}"

@@ -263,6 +263,13 @@ def test_rival_is_named_if_cheaper_in_a_third_of_cases(
     assert str(ranking).startswith(sentence) == bool(rivals)
 
 
+@pytest.mark.parametrize(("third", "words"), [(1.0, "all about $1.00"), (1.05, "about $1.00 to $1.05")])
+def test_costs_of_unnamed_rivals_are_in_range(third: float, words: str) -> None:
+    runs = (("L40S", 1000, 1.0), ("A10G", 2000, 1.0), ("T4", 4000, third))
+    text = lines_of(*(sure(*one, spread=0.3) for one in runs))
+    assert f"or an A10G ($1.00/h) or another: {words}, the cheapest." in text
+
+
 def test_rival_is_not_named_for_doubts_that_all_gpus_share() -> None:
     # Pauses of 100 to 900 s on either GPU: 10 % between the GPUs is as certain as without the pauses.
     pauses = Interval(100.0, 500.0, 900.0)
