@@ -106,7 +106,13 @@ class StepPredictor:
             trace = trace.changed(without_profiled_host)
         self.trace = trace
         self._assumptions = assumptions
-        self._workload = workload or Workload(training_iterations=None)
+        workload = workload or Workload(training_iterations=None)
+        if validation is not None and validation.step_seconds:
+            # In user code, as in a step. The wait of the recorded batch, which may be cold, is at most a later batch.
+            waited = min(validation.waited_seconds, *validation.step_seconds)
+            wait = workload.validation_wait.added(Interval(0.0, waited, waited))
+            workload = replace(workload, validation_wait=wait)
+        self._workload = workload
         targets = tuple(dict.fromkeys(gpus))
         origin = gpu_in_use(trace)
         if origin is not None:  # has the user's own rates, if any

@@ -99,6 +99,14 @@ def test_validation_is_part_of_the_total() -> None:
     assert row.total_seconds is not None
     assert math.isclose(row.validation_seconds, 4 * row.iteration_seconds / 3)
     assert math.isclose(row.total_seconds, 10 * row.iteration_seconds + row.validation_seconds)
+    # In the recorded batch, user code waited for 0.3 s; a later batch took 0.2 s with its wait, so the first was cold.
+    cold = replace(check, waited_seconds=0.3, step_seconds=(0.2,))
+    waiting = predict_workload(TRACE, layouts_of(["T4"]), workload, Assumptions(), validation=cold)["T4"]
+    assert math.isclose(waiting.validation_seconds or 0, row.validation_seconds + 4 * 0.2)
+    assert waiting.remaining is not None
+    assert row.remaining is not None
+    below = math.hypot(4 * 0.2, row.remaining.middle - row.remaining.low)  # elsewhere, it may not wait; independent
+    assert math.isclose(waiting.remaining.low, waiting.remaining.middle - below)
     estimated = predict_workload(TRACE, layouts_of(["T4"]), workload, Assumptions())["T4"]
     assert estimated.validation_is_estimated
     assert math.isclose(estimated.validation_seconds or 0, row.validation_seconds)  # a third is forward
