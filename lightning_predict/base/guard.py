@@ -19,6 +19,7 @@ import logging
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dis import opname
@@ -164,14 +165,17 @@ _AS_IT_IS: Final = nullcontext()
 def keeps_random_state(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Decorate a method that calls code of the user (loaders, loggers), which may draw random numbers.
 
-    The generators of Python, NumPy and torch (on the CPU) then continue as if the method had not run.
+    The generators of Python, NumPy and torch (on the CPU) then continue as if the method had not run. If another thread
+    of the user runs, such as one that makes batches ahead, it may draw meanwhile: the generators are left alone.
     """
 
     @wraps(method)
     def kept(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if any(map(_may_draw, threading.enumerate())):
+            return method(*args, **kwargs)
         generators: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
         if (numpys := sys.modules.get("numpy.random")) is not None:
-            generators.append((numpys.set_state, numpys.get_state()))
+            generators.append((numpys.set_state, numpys.get_state(legacy=False)))
         if (torch := sys.modules.get("torch")) is not None:
             generators.append((torch.default_generator.set_state, torch.default_generator.get_state()))
         try:
@@ -181,6 +185,13 @@ def keeps_random_state(method: Callable[Parameters, Result]) -> Callable[Paramet
                 restore(state)
 
     return kept
+
+
+def _may_draw(thread: threading.Thread) -> bool:
+    """Return whether a thread is another one, neither ours nor of torch's loader, a progress bar or TensorBoard."""
+    if thread is threading.current_thread() or thread.name == "lightning-predict" or "_pin_memory_loop" in thread.name:
+        return False
+    return type(thread).__module__.partition(".")[0] not in ("tqdm", "rich", "tensorboard")
 
 
 def own_error(error: BaseException) -> Exception:
@@ -224,9 +235,12 @@ def _is_asynchronous(error: BaseException, trace: TracebackType) -> bool:
     """Return whether an error was raised in a frame from outside, for example by `PyThreadState_SetAsyncExc`.
 
     The interpreter raises it where it looks for events: at the start of a function, in a loop, and after a call. It
-    creates it from a class, without arguments.
+    creates it from a class, without arguments. The frame of an error in Cython has no names and at most three steps.
     """
-    operation = opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]]
+    code = trace.tb_frame.f_code
+    if len(code.co_code) <= 6 and not (code.co_consts or code.co_names or code.co_varnames):
+        return False
+    operation = opname[code.co_code[trace.tb_lasti]]
     if operation == "RESUME" or "JUMP_BACKWARD" in operation:
         return not isinstance(error, RecursionError)
     return operation.startswith("CALL") and not error.args and not isinstance(error, _WITHOUT_ARGUMENTS)

@@ -1,8 +1,9 @@
-"""`CostBudget`: callback that stops a run that will exceed its budget, before it has cost much.
+"""`CostBudget`: callback that stops a run before it exceeds its budget.
 
-The first steps are timed, and the rest is forecast. If even the best pace so far would exceed the budget, the run
-stops with a checkpoint. The dollars, hours and CO2 that the run has used are compared with the budget; a resumed run
-continues the earlier totals. The final checkpoint stores the used amounts and the reason for the stop. Example::
+The first steps are timed, and the rest is forecast: a forecast above the budget is a warning at first, and stops the
+run with a checkpoint once 79 % of the budget is used. The dollars, hours and CO2 that the run has used are compared
+with the budget; a resumed run continues the earlier totals. The final checkpoint stores the used amounts and the reason
+for the stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
@@ -67,7 +68,7 @@ class CostBudget(FitCallback):
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. The forecast is
     repeated each time the number of steps has doubled, and each minute. If a forecast exceeds the budget, a warning
     appears once. The run stops before the next batch if even its best pace so far, held to the end, would exceed the
-    budget, once 80 % of the budget is used. Many runs that fit their budget are slow for more than their first half.
+    budget, once 79 % of the budget is used. Many runs that fit their budget are slow for more than their first half.
     All ranks decide together, at agreed batches, at most half a minute apart. Rank zero makes the decision. An error on
     any rank turns the budget off on all ranks.
 
@@ -88,7 +89,7 @@ class CostBudget(FitCallback):
         on_exceed: Action if the budget is exceeded: `stop` without an exception, `warn` once, or `raise` a
             BudgetExceededError.
         warmup_steps: Minimum number of steps before the first forecast, regardless of their duration.
-        webhook: An https address that gets a JSON notice at 80 % and at the stop, for example of Slack or Discord.
+        webhook: An https address that gets a JSON notice at a warning and at the stop, for example of Slack or Discord.
         **limits: Further limits and what they depend on: `hours`, `deadline`, `kg_co2`, `offer`, ...; see
             `observe.meters.BudgetArguments`.
 

@@ -2,7 +2,7 @@
 
 A notice may be due when no file can be opened, so nothing is imported for it then. Example::
 
-    CostBudget(usd=50, webhook="https://hooks.slack.com/services/...")   # at 80 % and at the stop
+    CostBudget(usd=50, webhook="https://hooks.slack.com/services/...")   # at a warning and at the stop
 """
 
 from __future__ import annotations

@@ -182,11 +182,8 @@ class BudgetWatch:
     def check_validation(self, rest_seconds: float | None) -> BudgetVerdict:
         """Check a limit that is used up during a validation.
 
-        Warn if the rest of the validation is short. Stop if the rest exceeds the limit by more than the allowed
-        overrun.
-
-        Args:
-            rest_seconds: Remaining seconds of the validation; None if unknown.
+        Warn if the rest of the validation (None: unknown) is short. Stop if it exceeds the limit by more than the
+        allowed overrun.
         """
         elapsed = self._ledger.elapsed_seconds
         use = check_use(self.meters, elapsed)

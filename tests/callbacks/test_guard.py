@@ -1,5 +1,6 @@
 import ctypes
 import inspect
+import random
 import signal
 import threading
 import time
@@ -8,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lightning_predict.base.errors import BudgetExceededError
 from lightning_predict.base.files import in_hook
-from lightning_predict.base.guard import fallback_on_error, log_exceptions
+from lightning_predict.base.guard import fallback_on_error, keeps_random_state, log_exceptions
 
 
 class Careful:
@@ -207,3 +210,39 @@ def test_an_error_of_ours_does_not_pass_because_a_handler_ran_before(
     time.sleep(0.05)
     careful.hook(ValueError("wrong"))
     assert len(careful.errors) == 1
+
+
+def test_an_error_in_cython_goes_to_give_up() -> None:
+    class Drawing(Careful):
+        @log_exceptions
+        def work(self) -> None:
+            """Fails in numpy's compiled code."""
+            np.random.normal(0.0, -1.0)
+
+    drawing = Drawing()
+    drawing.work()
+    assert [type(error) for error in drawing.errors] == [ValueError]
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()).item()])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_random_numbers_continue_after_our_call_unless_another_thread_drew_some(
+    draw: Callable[[], float], in_thread: bool
+) -> None:
+    may_draw, drawn = threading.Event(), list[float]()
+
+    def make_ahead() -> None:
+        may_draw.wait(5.0)
+        drawn.append(draw())
+
+    thread = threading.Thread(target=make_ahead)
+
+    @keeps_random_state
+    def call() -> None:
+        may_draw.set()
+        thread.join() if in_thread else drawn.append(draw())
+
+    if in_thread:
+        thread.start()
+    call()
+    assert (draw() == drawn[0]) is not in_thread
