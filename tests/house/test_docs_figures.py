@@ -31,7 +31,7 @@ TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.md"))
 RESULTS = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 WORDS_OF_THE_PAGE = 600
-WORDS_OF_THE_OTHERS = 2500
+WORDS_OF_THE_OTHERS = 1800
 WORDS_OF_ANY_PAGE = 1500
 BYTES_OF_THE_CASES = 100_000
 
@@ -58,9 +58,9 @@ FIGURE = re.compile(r"\d[\d,.]*(?: ?%| (?:ms|s|points|GiB|times as)\b)|(?<!\S)[-
 
 
 def prose(text: str) -> str:
-    """A page without code, tables, placeholders, comments and targets of links."""
+    """A page without code, tables and their captions, placeholders, comments and targets of links."""
     text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "*`python -m"))]
     text = PLACEHOLDER.sub("", "\n".join(lines))
     return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
 
