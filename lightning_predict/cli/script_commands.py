@@ -124,7 +124,7 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
         is_known = not is_forwarded or (number in terminal and _is_in_foreground())
         for process in () if is_known else started:
             process.send_signal(number)
-        early.extend(() if started else (number,))
+        early.extend(() if started or is_known else (number,))
         if number == getattr(signal, "SIGTSTP", None):
             os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT, as the script
 
@@ -135,8 +135,8 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     before = {number: signal.signal(number, forward) for number in heard}
     process = subprocess.Popen(command, env=environment)
     started.append(process)
-    for number in early:
-        forward(number, None)
+    for number in early:  # this process has stopped and gone on already, and must not stop again
+        process.send_signal(number)
     try:
         code = process.wait()
     finally:
