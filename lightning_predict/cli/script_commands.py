@@ -9,6 +9,7 @@ Example::
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -138,7 +139,9 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     for number in early:  # this process has stopped and gone on already, and must not stop again
         process.send_signal(number)
     try:
-        code = process.wait()
+        # With a time limit, `wait` looks every 50 ms. Without one, it blocks in a system call, and a signal that came
+        # just before the call would be handled only after the script has ended.
+        code = process.wait(timeout=math.inf)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

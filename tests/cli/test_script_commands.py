@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -127,8 +129,8 @@ def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
     # on.
     script = tmp_path / "waits.py"
     script.write_text(
-        f"import signal, sys, time\nsignal.signal(signal.{name}, lambda *_: sys.exit(7))\n"
-        "print('ready', flush=True)\ntime.sleep(60)"
+        f"import os, signal, sys, time\ndef heard(*_):\n    os.write(1, b'heard\\n')\n    sys.exit(7)\n"
+        f"signal.signal(signal.{name}, heard)\nprint('ready', flush=True)\ntime.sleep(60)"
     )
     command = [sys.executable, "-m", "lightning_predict.cli", "run", str(script)]
     number = getattr(signal, name)
@@ -146,8 +148,66 @@ def test_signal_is_forwarded_to_script(name: str, tmp_path: Path) -> None:
         process.send_signal(number)
         if name == "SIGTSTP":  # the command stops, too
             assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            # A SIGCONT takes back a SIGTSTP that the script has not seen yet.
+            assert process.stdout.readline() == b"heard\n"
             process.send_signal(signal.SIGCONT)
         assert process.wait() == 7
+
+
+STARTS_LATE = """
+class Late(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        time.sleep(1)  # the signals come here, before the command knows the script
+subprocess.Popen = Late
+"""
+WAITS_BLOCKED = """
+real = os.waitpid
+def blocked(*words):  # a signal comes after the interpreter looked for signals, before the system call
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return real(*words)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+os.waitpid = blocked
+"""
+
+
+@contextmanager
+def command_with(change: str, script: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the command in a Python that `change` has prepared, and wait until its script says that it is ready."""
+    code = f"import os, signal, subprocess, sys, time\n{change}\nfrom lightning_predict.cli import script_commands\n"
+    code += f"sys.exit(script_commands._exit_code([sys.executable, {str(script)!r}], dict(os.environ)))"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_command_that_is_stopped_at_its_start_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import sys, time\nprint('ready', flush=True)\ntime.sleep(2)\nsys.exit(7)")
+    with command_with(STARTS_LATE, script) as process:
+        process.send_signal(signal.SIGTSTP)
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=20) == 7
+
+
+def test_signal_just_before_the_command_waits_is_forwarded(tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    with command_with(WAITS_BLOCKED, script) as process:
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(timeout=20) == 7
 
 
 def test_documented_lists_of_signals_are_complete() -> None:
