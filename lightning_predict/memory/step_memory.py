@@ -86,8 +86,8 @@ the simulation says: long runs with varying shapes fragment memory, libraries ke
 published recipe leaves tensors out."""
 
 TRIALS_SHARE: Final = 0.14
-"""Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of simulated
-memory and of the forward pass's bytes that convolutions write."""
+"""Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), relative to simulated memory, if
+convolutions write all bytes of the forward pass. It is proportional to their share of these bytes."""
 
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)
 """Interval around a peak of allocated memory that the trace measured, as factors."""
