@@ -25,7 +25,7 @@ from lightning_predict.base.guard import own_error
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.memory.simulation import waiting_gradient_bytes
-from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, memory_need, step_memory
+from lightning_predict.memory.step_memory import MemoryNeed, memory_need, step_memory
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, share
@@ -91,7 +91,7 @@ class MemoryRisk:
 def memory_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
     """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown."""
     for one in _candidate_risks(trace, rest_of_run):
-        if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
+        if one.need.memory_fit not in (None, "fits"):
             yield one
 
 
