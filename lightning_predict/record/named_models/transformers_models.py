@@ -23,10 +23,11 @@ from lightning_predict.record.named_models.built import (
 from lightning_predict.record.named_models.names import ModelName, shipped
 from lightning_predict.record.named_models.options import StepOptions
 
+_TEXT_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+"""Suffixes of names of models of text alone, whose batch needs a length."""
+
 _HEADS: Final = (
-    "ForCausalLM",
-    "LMHeadModel",
-    "ForMaskedLM",
+    *_TEXT_HEADS,
     "ForConditionalGeneration",
     "ForTokenClassification",
     "MTModel",
@@ -75,11 +76,11 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     """Return a model of transformers with a batch."""
     if options.lora is not None:
         library("peft", needed_for="lora=")  # before slower imports, as the length
-    known = name.configuration or shipped("hf", name.name).config
-    if str((known.get("architectures") or [""])[0]).endswith(_HEADS[:3]):
+    content, source = _configuration(name)
+    if str((content.get("architectures") or [""])[0]).endswith(_TEXT_HEADS):
         options.required_length()
     transformers = library("transformers", needed_for=name.text)
-    config, source = _config(name, transformers)
+    config = _config_of(content, transformers, name)
     architecture = _architecture(config, transformers, name)
     config.use_cache = False
     config.apply_spec_augment = False  # masks of a few frames, drawn on the host
@@ -178,17 +179,17 @@ def _preference_loss(
     return loss, f"DPO of pairs, so twice as many sequences; the reference is {words}"
 
 
-def _config(name: ModelName, transformers: Any) -> tuple[Any, str]:
-    """Return the configuration and its origin: given, or shipped."""
+def _configuration(name: ModelName) -> tuple[Mapping[str, Any], str]:
+    """Return the content of the configuration and its origin: given, or shipped."""
     if name.configuration is not None:
-        return _config_of(name.configuration, transformers, name), "configuration as given"
+        return name.configuration, "configuration as given"
     known = shipped("hf", name.name)
     is_alike = name.name.lower() not in {
         each for one in known.names for each in (one.lower(), one.lower().rpartition("/")[2])
     }
     alike = f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
     doubt = "" if known.doubt is None else f" ({known.doubt})"
-    return _config_of(known.config, transformers, name), f"shipped configuration{alike}{doubt}"
+    return known.config, f"shipped configuration{alike}{doubt}"
 
 
 def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -> Any:
