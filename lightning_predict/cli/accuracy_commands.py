@@ -32,7 +32,7 @@ def accuracy(
 ) -> CommandAnswer:
     """Show published steps like yours, with the errors of their predictions.
 
-    The kind of model counts most, then the GPU, then the precision.
+    The kind of model counts most, then what the step trains, then the GPU and the precision.
 
     Args:
         like: A recorded step, or a model by name as for `predict`; its kind, GPU and precision select published steps.

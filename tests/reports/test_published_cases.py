@@ -76,6 +76,14 @@ def test_adapters_are_compared_with_adapters() -> None:
     assert nearest_cases(replace(step, trains="all"), "RTX-4090", [over_4_bits, whole], number=3) == (whole,)
 
 
+def test_several_gpus_are_compared_with_several() -> None:
+    step = StepDescription(kind="vision transformer", precision="16 bits")
+    one, several = case(), case(gpu="8xRTX-4090")
+    assert nearest_cases(step, "RTX-4090", [several, one], number=2) == (one,)
+    assert nearest_cases(step, "4xRTX-4090", [one, several], number=2) == (several,)
+    assert nearest_cases(step, "4xRTX-4090", [one], number=2) == (one,)  # there is nothing else
+
+
 def test_training_is_compared_with_training() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     inference = case(is_training=False, split="held out")
