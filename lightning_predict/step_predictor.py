@@ -202,8 +202,9 @@ class StepPredictor:
             check = mean_check([kind.check for kind in self.kinds], self._shares)
             unmeasured = None if check is None else check.predicted_seconds
             step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
-        is_as_recorded = layout.count == 1 and strategy.on_one_gpu is None
-        return step.accumulated(strategy.accumulate) if is_as_recorded else step
+        # With other operations, or on several GPUs, the step of each kind contains all batches already.
+        is_one_batch = layout.count == 1 and not strategy.changes_operations
+        return step.accumulated(strategy.accumulate) if is_one_batch else step
 
     def memory_need(
         self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None, finds_least: bool = True
@@ -267,7 +268,7 @@ class StepPredictor:
         tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
         if tables is not None:
             return tables.steps(kind, steps, [layout])[0]
-        if layout.count == 1 and strategy.on_one_gpu is None:
+        if layout.count == 1 and not strategy.changes_operations:
             return steps[row]
         return self.shared(kind).on_layout(layout, steps[row], row, strategy, self.setting.interconnect)
 
@@ -402,9 +403,7 @@ def memory_need_of(
         one, least = single, None
         needed: float | None
         own = sharing if layout.count > 1 else sharing.on_one_gpu
-        if own is None and sharing.accumulate > 1:
-            own = Strategy(accumulate=sharing.accumulate)
-        if own is None:
+        if layout.count == 1 and own == Strategy():
             needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
         elif tables is not None and layout.count > 1:
             needed, least = tables.needed_bytes(kind, layout)

@@ -95,10 +95,9 @@ class MultiGpuStep:
         Each replica processes the number of samples of the trace.
         """
         if layout.count == 1:
-            alone = strategy.on_one_gpu
-            if alone is None:
+            if not strategy.changes_operations:
                 return step.accumulated(strategy.accumulate)
-            return self._divided(layout, step, row, alone, interconnect, host=self._host)
+            return self._divided(layout, step, row, strategy.on_one_gpu, interconnect)
         check_communication(layout)
         named, layout = layout, in_domains(layout)
         step = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
@@ -176,12 +175,10 @@ class MultiGpuStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect,
-        *,
-        host: HostModel | None = None,
     ) -> StepPrediction:
-        """Return the step under a strategy that divides the work of a step, with another host than the strategy's."""
+        """Return the step under a strategy that divides or changes the work of a step."""
         whole = Links(layout, interconnect)
-        host = host or self.host(strategy)
+        host = self.host(strategy) if layout.count > 1 else self._host
         device_factors = ends_on_each_gpu(step) / self.simulated.seconds[row]
         paces = [
             stage_times(stage, whole, strategy, row, stage_factors(stage, row, device_factors, host))

@@ -194,7 +194,7 @@ def _shard_spec(strategy: Strategy, micro_batches: int, updated: float) -> Shard
 
 def needs_blocks(strategy: Strategy) -> bool:
     """Return whether the strategy requires a model with transformer blocks."""
-    return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
+    return strategy.batch_parallel > 1 or strategy.changes_operations
 
 
 def _attention_seconds(work: Sequence[HostOperation], gpus: int) -> Array:

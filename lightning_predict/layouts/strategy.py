@@ -316,19 +316,19 @@ class Strategy:
     def runs_whole_model(self) -> bool:
         """Whether each GPU runs the whole recorded model on a whole batch at once."""
         is_as_recorded = (
-            self.expert == 1
-            and not self.expert_launches
-            and self.recompute == "none"
-            and self.fp8 is None
-            and self.offload == "none"
+            self.expert == 1 and not self.expert_launches and not self.changes_operations and self.offload == "none"
         )
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     @property
-    def on_one_gpu(self) -> Strategy | None:
-        """What the strategy changes on a single GPU: recomputation and float8; None if nothing."""
-        own = Strategy(recompute=self.recompute, fp8=self.fp8, accumulate=self.accumulate)
-        return None if own.recompute == "none" and own.fp8 is None else own
+    def changes_operations(self) -> bool:
+        """Whether a GPU runs other operations than recorded, even alone: recomputation or float8."""
+        return self.recompute != "none" or self.fp8 is not None
+
+    @property
+    def on_one_gpu(self) -> Strategy:
+        """The part of the strategy that a single GPU can run: recomputation, float8 and accumulation."""
+        return Strategy(recompute=self.recompute, fp8=self.fp8, accumulate=self.accumulate)
 
     def on(self, layout: Layout, *, batches: int = 1, samples: int | None = None) -> Strategy:
         """Return the strategy for a layout, with `accumulate` derived from `global_batches`.

@@ -104,9 +104,9 @@ def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
     if not chosen:
         modules = {operation.module for operation in trace.operations} - {None}
         raise InvalidArgumentError(
-            "The strategy shares transformer blocks, and the trace holds none: no numbered module (such as 'layers.0') "
-            f"of the {len(modules)} that it names has attention and linear layers. Record it with the model's modules, "
-            "or leave out tensor and pipeline."
+            "The strategy recomputes or shares transformer blocks, and the trace holds none: no numbered module (such "
+            f"as 'layers.0') of the {len(modules)} that it names has attention and linear layers. Record it with the "
+            "model's modules, or leave out tensor and pipeline, as well as context, recompute and fp8."
         )
     return tuple(_block(name, units[name], trace) for name in units if name in chosen)
 
