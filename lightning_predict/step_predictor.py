@@ -196,15 +196,15 @@ class StepPredictor:
         step = _mean_step(by_kind, self._shares).with_wait(
             sum(share * kind.recorded.waited_seconds for kind, share in zip(self.kinds, self._shares, strict=True))
         )
-        if layout == self.in_use:
+        is_as_recorded = layout.count == 1 and not strategy.changes_operations
+        if layout == self.in_use and (layout.count > 1 or is_as_recorded):
             from lightning_predict.timeline.same_gpu_check import mean_check
 
             check = mean_check([kind.check for kind in self.kinds], self._shares)
             unmeasured = None if check is None else check.predicted_seconds
             step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
         # With other operations, or on several GPUs, the step of each kind contains all batches already.
-        is_one_batch = layout.count == 1 and not strategy.changes_operations
-        return step.accumulated(strategy.accumulate) if is_one_batch else step
+        return step.accumulated(strategy.accumulate) if is_as_recorded else step
 
     def memory_need(
         self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None, finds_least: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,6 +106,20 @@ def test_a_single_gpu_computes_blocks_again_and_multiplies_in_float8_as_several_
     assert again.memory.allocated.middle < 0.9 * plain.memory.allocated.middle
     assert float8.iteration_seconds < plain.iteration_seconds
     assert "The backward pass computes every block again." in again.notes
+
+
+def test_measured_step_of_the_gpu_in_use_is_not_that_of_a_strategy_that_changes_its_operations(
+    llama_trace: Trace,
+) -> None:
+    in_use = replace(llama_trace, device="cuda", gpu_reported_name="NVIDIA H100 80GB HBM3", step_seconds=(0.5,) * 4)
+    plain, again = (
+        lp.predict(in_use, ["H100-SXM-80GB"], strategy=words, history=False)["H100-SXM-80GB"]
+        for words in ("ddp", "ddp,recompute=full")
+    )
+    assert plain.measured_seconds == plain.step_seconds == 0.5
+    assert again.measured_seconds is None
+    assert again.unmeasured_seconds is None
+    assert again.step_seconds == again.iteration_seconds > 1.1 * plain.iteration_seconds
 
 
 def test_validation_is_divided_like_training(llama_trace: Trace) -> None:
