@@ -101,7 +101,7 @@ def test_attention_without_a_fused_model_is_two_products() -> None:
 
 
 @pytest.mark.parametrize(("seq", "read"), [(256, 256), (1024, 640), (32768, 16512)])
-def test_causal_attention_reads_half_of_the_keys_and_half_of_the_blocks_on_the_diagonal(seq: int, read: int) -> None:
+def test_causal_attention_reads_half_of_the_keys_and_one_block(seq: int, read: int) -> None:
     words = {"batch": 2, "heads": 4, "seq": seq, "head_dim": 64}
     for suffix, times in (("", 1), ("_backward", 2.5 / BACKWARD_RATE)):
         (part,) = surrogates_of(operation_shape(f"causal_attention{suffix}", "bfloat16", **words))

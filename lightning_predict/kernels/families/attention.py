@@ -162,13 +162,18 @@ The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as
 nine GPUs. The tables have no sizes below 64 or from 81 to 127."""
 
 
+MEASURED_WIDTHS: Final = (64.0, 80.0)
+"""Least and greatest head size of attention without a mask in the tables."""
+
+
 def _with_built_heads(batch: ShapeBatch) -> ShapeBatch:
     """Round head sizes up to the sizes that kernels are built for; measured sizes are unchanged."""
     head_dim = batch.columns["head_dim"]
     sizes, stands_for = (np.array(column, dtype=np.float64) for column in zip(*BUILT_HEAD_DIMS, strict=True))
     place = np.searchsorted(sizes, head_dim)
     built = np.append(stands_for, np.inf)[place]
-    is_measured = (head_dim > 64) & (head_dim <= 80)
+    least, greatest = MEASURED_WIDTHS
+    is_measured = (head_dim > least) & (head_dim <= greatest)
     padded = np.where(is_measured | (place == len(sizes)), head_dim, built)
     if np.array_equal(padded, head_dim):
         return batch
@@ -235,14 +240,14 @@ def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
 SOFTMAX_WIDTH: Final = 45.0
 """Head size whose two products take as long as the softmax between them: an exponential is a sixteenth of a clock cycle
 of a multiprocessor, in which tensor cores multiply four times 59 (H100) or 32 (A100). FlashAttention 3's published
-FLOP/s (H100, 16,384 tokens without a mask) say 60: 497 T for heads of 64 and 648 T for 128."""
-
-MEASURED_WIDTHS: Final = (64.0, 80.0)
-"""Least and greatest head size of attention without a mask in the tables."""
+FLOP/s (H100, 16,384 tokens without a mask) say 60: 497 T for heads of 64 and 648 T for 128. One value, between those of
+both GPUs, serves all."""
 
 BLOCK: Final = 128.0
-"""Queries of a block, and keys. Blocks on the diagonal of a causal mask are computed whole, so that on average a query
-reads 128 keys more. FlashAttention 3's published FLOP/s (H100, 512 to 4,096 tokens) fall to 0.63 to 0.91 by a mask."""
+"""Number of queries, and of keys, that a kernel handles together. Blocks on the diagonal of a causal mask are computed
+whole, which adds half a block to the keys that a query reads on average. A whole block is added here: a mask reduces
+FlashAttention 3's published FLOP/s to 0.63 to 0.91 (H100, 512 to 4,096 tokens, heads of 128), where a block gives 0.67
+to 0.94 and half a block 0.80 to 0.97."""
 
 
 def _whole_blocks(length: float) -> float:
@@ -266,7 +271,7 @@ def _with_measured_heads(shape: OperationShape) -> OperationShape | None:
 
 
 def _unmasked(times: float, dtype: str, dims: tuple[float, ...]) -> tuple[CountedShape, ...]:
-    """Return forward passes without a mask."""
+    """Return forward passes without a mask. Bounds do not apply to parts of a sum, so wide heads are replaced here."""
     whole = OperationShape("attention", dtype, (*dims, 0.0))
     return (CountedShape(times, _with_measured_heads(whole) or whole),)
 
