@@ -222,7 +222,6 @@ class Generation:
         streams_norms: Whether layer norm is memory-bound (`kernels/families/norm.py`).
         has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
             and TF32 matmuls use.
-        has_in_network_reduction: Whether NVSwitch computes reductions, so that collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
         light_context_mebibytes: As `context_mebibytes`, with CUDA 13 or later; None if unmeasured.
         nvidia_equivalent: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA
@@ -237,7 +236,6 @@ class Generation:
     streams_softmax: bool = True
     has_warp_group_matmul: bool = False
     has_large_workspaces: bool = False
-    has_in_network_reduction: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
     light_context_mebibytes: tuple[int, int, int] | None = None
     nvidia_equivalent: tuple[int, int] | None = None
@@ -257,7 +255,6 @@ _HOPPER: Final = replace(
     chip="hopper",
     has_warp_group_matmul=True,
     has_large_workspaces=True,
-    has_in_network_reduction=True,
     context_mebibytes=(500, 1200, 1400),
 )
 _BLACKWELL: Final = replace(_HOPPER, chip="blackwell", context_mebibytes=(500, 1200, 1600))
