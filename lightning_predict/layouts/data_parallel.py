@@ -146,7 +146,7 @@ def _bucketed(
     if strategy.data == "ddp" and strategy.model_parallel == 1 < links_of[False].layout.count:
         # Each gradient is copied into its bucket, and back from the sum (`gradient_as_bucket_view=False`).
         copies = [_copy_seconds(2 * bucket.size_bytes, links_of[False].layout.gpu) for bucket in exchanged]
-        before = [*(work + copy for work, copy in zip(before, copies, strict=False)), *before[len(copies) :]]
+        before = [duration + copy for duration, copy in zip(before, [*copies, 0.0], strict=True)]
         last = last + sum(copies)
     segments = [*map(WorkSegment, before), WorkSegment(last, waits_for=len(transfers) - 1 if transfers else None)]
     transfers += [] if early else [Transfer(each, after=len(segments)) for each in gathers]

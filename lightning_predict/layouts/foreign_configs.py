@@ -625,15 +625,15 @@ def _accelerate(keys: _Keys) -> ForeignOptions:
     degrees = keys.table("parallelism_config", "size").rename(_ACCELERATE).options(_DEGREES)
     found = _on_gpus(degrees, None if kind == "NO" else processes)
     found |= _compiled_by_accelerate(keys.table("dynamo_config"))
-    found |= keys.options({"gradient_accumulation_steps": "accumulate"})
+    accumulated = keys.options({"gradient_accumulation_steps": "accumulate"})
     if kind == "FSDP":
-        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | found
+        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | accumulated | found
     if kind == "DEEPSPEED":
         own = _accelerates_deepspeed(keys.table("deepspeed_config"))
-        return own | {name: value for name, value in found.items() if name != "accumulate" or name not in own}
+        return own | ({} if "accumulate" in own else accumulated) | found
     if kind not in ("NO", "MULTI_GPU"):
         raise keys.refusal("distributed_type", kind)
-    return {"data": "ddp"} | found
+    return {"data": "ddp"} | accumulated | found
 
 
 def _compiled_by_accelerate(own: _Keys) -> ForeignOptions:
