@@ -271,9 +271,9 @@ def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
 def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
     """Return the part of each residual on the origin that applies to another GPU.
 
-    It holds if both have trained networks, or if a library chooses the kernels: residuals of 93 products that ran on an
-    A100 and a B200 (`simumax_operators.csv`) are correlated with -0.25, those of the same code on an H200 and a GB200
-    with 0.85.
+    It is for operations of which both GPUs have trained networks, or whose kernels a library chooses: residuals of 93
+    products that ran on an A100 and a B200 (`simumax_operators.csv`) have a correlation of -0.25, those of the same
+    code on an H200 and a GB200 one of 0.85.
 
     A residual has two parts: the median of its family (a software version, a clock) and its own deviation from this
     median. Each part x is multiplied by x^2 / (x^2 + t^2), with `SCATTER` as t, because

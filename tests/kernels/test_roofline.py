@@ -9,7 +9,7 @@ import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.records import NVIDIA, Gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape, batch_shapes, shape_batch
+from lightning_predict.kernels.operations import batch_shapes, operation_shape, shape_batch
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
 from lightning_predict.kernels.timing import predict_operation_times
 from tests.example_gpu import BIG, OLD, SMALL
@@ -104,11 +104,6 @@ PRODUCTS: dict[str, list[tuple[str, dict[str, float]]]] = {
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 
-def operation_shape(operation: str, dtype: str, shape: dict[str, float]) -> OperationShape:
-    columns = shape_batch(operation, dtype, **shape).columns
-    return OperationShape(operation, dtype, tuple(float(column[0]) for column in columns.values()))
-
-
 def highest_rate(card: Gpu, operation: str, dtype: str) -> float:
     """FLOP/s of the fastest units at the highest clock. cuDNN uses no tensor cores for convolutions in float64."""
     has_units = dtype != "float64" or not operation.startswith("conv")
@@ -120,7 +115,7 @@ def highest_rate(card: Gpu, operation: str, dtype: str) -> float:
     [(kind, dtype) for kind in PRODUCTS for dtype in DTYPES if (kind, dtype) != ("attention", "tf32")],
 )
 def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
-    shapes = [operation_shape(operation, dtype, shape) for operation, shape in PRODUCTS[kind]]
+    shapes = [operation_shape(operation, dtype, **shape) for operation, shape in PRODUCTS[kind]]
     times = predict_operation_times(shapes, GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds
     batches = [batch_shapes([one]) for one in shapes]
     # Winograd's algorithm saves multiplications, but not in float64.
@@ -134,7 +129,7 @@ def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operation", ["add", "relu", "softmax", "layer_norm", "gelu"])
 def test_nothing_moves_faster_than_the_memory(operation: str, dtype: str) -> None:
-    one = operation_shape(operation, dtype, {"rows": 262144, "cols": 8192})  # 4 to 8 GiB: no cache holds them
+    one = operation_shape(operation, dtype, rows=262144, cols=8192)  # 4 to 8 GiB: no cache holds them
     times = predict_operation_times([one], GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds[:, 0]
     moved = float(batch_shapes([one]).bytes_moved[0])
     bandwidths = np.array([card.dram_bytes_per_second for card in GPUS])
