@@ -312,18 +312,14 @@ def _same_after_recording(device: torch.device) -> bool:
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
     """Return the seconds per step in a loop: the median of three loops."""
+    wait: Callable[[], object] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     each = []
-
-    def waits() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
     for _ in range(3):
-        waits()
+        wait()
         began = time.perf_counter()
         for _ in range(count):
             step()
-        waits()
+        wait()
         each.append((time.perf_counter() - began) / count)
     return statistics.median(each)
 

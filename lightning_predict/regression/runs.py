@@ -7,8 +7,8 @@ family. We add memory bandwidth, because without it a GPU like the L4 looks thre
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
 `FIELDS`, with or without a tracker's prefix (`params.batch_size`, `metrics.seconds`, `Runtime`), or by names that the
 user gives. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
-database stores the same values as table rows. Folder and database are read without MLflow. Files
-of Hugging Face's Trainer, TensorBoard and W&B are one row each. Example::
+database stores the same values as table rows. Folder and database are read without MLflow. A file of Hugging Face's
+Trainer, TensorBoard or W&B is one row; `values` gives the fields that it lacks, often the GPU. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -360,8 +360,8 @@ def read_runs(
         columns: Column of each field whose column name is not a default name.
         values: Values of fields without a column, equal for all runs.
     """
-    if is_trainer_file(path):
-        return runs_of_rows(trainer_rows(path), str(path), columns=columns, values=values)
+    if files := _trainer_files(path):
+        return runs_of_rows(map(_trainer_row, files), str(path), columns=columns, values=values)
     if path.is_dir():
         return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
     if path.suffix in DATABASES:
@@ -443,6 +443,8 @@ def _database_rows(path: Path) -> Iterator[Checked]:
         yield _run_row(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])
 
 
+# --- Files that trainers write
+
 TRAINER_STATE: Final = "trainer_state.json"
 
 EVENTS: Final = "events.out.tfevents"
@@ -451,24 +453,18 @@ EVENTS: Final = "events.out.tfevents"
 WANDB_SUMMARY: Final = "wandb-summary.json"
 
 
-def is_trainer_file(path: Path) -> bool:
-    """Return whether a path is a file that a trainer wrote, or a folder with such a file."""
-    return bool(_files(path))
+def _trainer_row(file: Path) -> Checked:
+    """Return the run of a file as a row of texts."""
+    if file.name == TRAINER_STATE:
+        row = _of_state(file)
+    elif file.name == WANDB_SUMMARY:
+        row = _of_wandb(file)
+    else:
+        row = _of_events(file)
+    return Checked(row, File(str(file), MeasurementTableError))
 
 
-def trainer_rows(path: Path) -> Iterator[Checked]:
-    """Yield a row of texts for each file."""
-    for file in _files(path):
-        if file.name == TRAINER_STATE:
-            row = _of_state(file)
-        elif file.name == WANDB_SUMMARY:
-            row = _of_wandb(file)
-        else:
-            row = _of_events(file)
-        yield Checked(row, File(str(file), MeasurementTableError))
-
-
-def _files(path: Path) -> list[Path]:
+def _trainer_files(path: Path) -> list[Path]:
     """Return the files of runs at a path: a file, the files of a folder, or of its subfolders, without checkpoints."""
     if path.is_file():
         return [path] if path.name in (TRAINER_STATE, WANDB_SUMMARY) or path.name.startswith(EVENTS) else []
