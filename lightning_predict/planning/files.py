@@ -1,6 +1,6 @@
 """Reads planning problems from files: a YAML file of machines, limits and jobs. The jobs may be in a separate CSV file.
 
-`docs/howto/plan-jobs.md` has examples of all keys. Times in the file are in hours and are converted to seconds.
+`docs/howto/plan-jobs.md` explains the keys, with examples. Times in the file are in hours and are converted to seconds.
 
 `jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
 machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command,
