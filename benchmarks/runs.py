@@ -185,7 +185,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _table("fms", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
         _table("reported-cases", "fitted", "width of memory's intervals on two of the sources; no other number",
                needs="cases", packages=("transformers", "timm", "diffusers", "peft"), is_quick=False),
-        _table("gains", "fitted", "factors of some changes", needs=_VALIDATION),
+        _table("gains", "fitted", "factors of some changes", needs=_VALIDATION, packages=("transformers",)),
         _other("regressions", "accuracy.regressions", "--data", "DATA", copies_allowed=False),
         _other("rest-of-run", "accuracy.rest_of_run"),
         _other("fit-verdicts", "accuracy.fit_verdicts", split="fitted", fitted="the width of memory's intervals"),

@@ -22,8 +22,7 @@ from rich.table import Table
 from scipy.optimize import minimize
 from scipy.stats import t as student
 
-from benchmarks.result_files import FOLDER, ResultConsole, read_result, write_result
-from benchmarks.runs import RUNS
+from benchmarks.result_files import FOLDER, ResultConsole, read_result, write_run
 from benchmarks.training.report import report_table
 
 NAME: Final = "fit-verdicts"
@@ -88,14 +87,14 @@ def brier(found: Judged) -> float:
     return statistics.fmean((chance - fits) ** 2 for chance, fits in found)
 
 
-def source_table(sources: Mapping[str, Sequence[float]]) -> Table:
-    """Judge each source by the interval that the other sources give."""
+def source_table(sources: Mapping[str, Sequence[float]], intervals: Mapping[str, Ends]) -> Table:
+    """Judge each source by its interval, which the other sources give."""
     table = report_table(
         "Does it fit: each source left out", ("source",), ("n", "low", "high", "inside %", "Brier score")
     )
     scores = []
     for name, own in sources.items():
-        ends = fitted(others for other, others in sources.items() if other != name)
+        ends = intervals[name]
         inside = statistics.fmean(ends[0] <= ratio <= ends[1] for ratio in own)
         scores.append((inside, brier(judged(ends, own))))
         table.add_row(name, *_cells(len(own), ends, *scores[-1]))
@@ -123,13 +122,9 @@ def reliability_rows(found: Mapping[str, Judged]) -> Iterator[tuple[str, ...]]:
             yield (f"{10 * tenth}-{10 * tenth + 10} %", str(len(points)), *(f"{100 * mean:.0f}" for mean in means))
 
 
-def reliability_table(sources: Mapping[str, Sequence[float]]) -> Table:
-    """Compare the probability with the share of runs that fit; the interval of each source is the others'."""
+def reliability_table(found: Mapping[str, Judged]) -> Table:
+    """Compare the probability with the share of runs that fit."""
     table = report_table("Does it fit: by predicted probability", ("probability",), ("cards", "predicted %", "fit %"))
-    found = {
-        name: judged(fitted(others for other, others in sources.items() if other != name), own)
-        for name, own in sources.items()
-    }
     for row in reliability_rows(found):
         table.add_row(*row)
     return table
@@ -142,10 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     sources, console = ratios_of(options.results), ResultConsole(width=120)
-    console.print(source_table(sources))
-    console.print(reliability_table(sources))
-    if options.result is not None:
-        write_result(console.result(RUNS[NAME]), options.result)
+    others = {name: fitted(own for other, own in sources.items() if other != name) for name in sources}
+    console.print(source_table(sources, others))
+    console.print(reliability_table({name: judged(others[name], own) for name, own in sources.items()}))
+    write_run(console, NAME, options.result)
     return 0
 
 

@@ -33,7 +33,7 @@ ALLOW: Final = ("numerics", "digits", "memory", "samples")
 """Side effects that advice may have when its gains are scored."""
 
 SIMULATED_WITHIN: Final = 1.3
-"""Factor within which a gain counts as inside that advice shows without an interval, for too few pairs."""
+"""Half width, as a factor, of the interval of a simulated gain, which advice shows without one."""
 
 Bounds = tuple[float, float, float]
 """Low end of the 90 % interval, middle, high end."""
@@ -164,14 +164,13 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
         for case in cases:
             name = lp.gpu(case.gpu).name
             gain, simulated = change.gains.get(name), change.simulated_gains.get(name)
-            if gain is None and simulated is not None:
-                yield Scored(
-                    case=case, predicted=(simulated / SIMULATED_WITHIN, simulated, simulated * SIMULATED_WITHIN)
-                )
-                continue
-            if gain is None:
+            if gain is not None:
+                shown = (gain.low, gain.middle, gain.high)
+            elif simulated is not None:
+                shown = (simulated / SIMULATED_WITHIN, simulated, simulated * SIMULATED_WITHIN)
+            else:
                 raise lp.LightningPredictError(f"no gain is promised: {change.why_not}")
-            yield Scored(case=case, predicted=(gain.low, gain.middle, gain.high))
+            yield Scored(case=case, predicted=shown)
         return
     predictions = dict(zip(names, predictions_of(trace, first, names), strict=True))
     further = [

@@ -62,11 +62,9 @@ def step_errors(found: Iterable[Result], *, fused: bool) -> dict[str, list[StepE
     return errors
 
 
-def deviations(found: Iterable[Result], *, fused: bool) -> dict[str, float]:
-    """Return the median of log(predicted / measured) of each table, over its steps with or without fused kernels."""
-    return {
-        name: statistics.median(step.error for step in steps) for name, steps in step_errors(found, fused=fused).items()
-    }
+def deviations(errors: Mapping[str, Sequence[StepError]]) -> dict[str, float]:
+    """Return the median of log(predicted / measured) of each table's steps."""
+    return {name: statistics.median(step.error for step in steps) for name, steps in errors.items()}
 
 
 def coverage(errors: Mapping[str, Sequence[StepError]], shipped: float) -> Iterator[list[str]]:
@@ -76,7 +74,7 @@ def coverage(errors: Mapping[str, Sequence[StepError]], shipped: float) -> Itera
         errors: Steps by source.
         shipped: The part of each half width that sources share.
     """
-    medians = {name: statistics.median(step.error for step in steps) for name, steps in errors.items()}
+    medians = deviations(errors)
     for name, steps in errors.items():
         row = [name, str(len(steps))]
         for shared in (shipped, half_width([other for key, other in medians.items() if key != name])):
@@ -107,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     content = json.loads(options.output.read_text(encoding="utf-8"))
     found = tuple(results())
-    plain, fused = (deviations(found, fused=value) for value in (False, True))
+    errors = {fused: step_errors(found, fused=fused) for fused in (False, True)}
+    plain, fused = deviations(errors[False]), deviations(errors[True])
     shared = half_width(list(plain.values()))
     wider = math.sqrt(max(half_width(list(fused.values())) ** 2 - shared**2, 0.0))
     old = content["spread"]["new_source"], content["spread"]["fused"]
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for is_fused, shipped in ((False, old[0]), (True, math.hypot(*old))):
         print(f"{'fused' if is_fused else 'plain'} steps: source, steps; inside %, width; the same without the source")
-        for row in coverage(step_errors(found, fused=is_fused), shipped):
+        for row in coverage(errors[is_fused], shipped):
             print("  ".join([f"{row[0]:18}", *(f"{cell:>6}" for cell in row[1:])]))
     options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

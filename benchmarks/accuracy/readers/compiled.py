@@ -28,7 +28,7 @@ import lightning_predict as lp
 from benchmarks.accuracy.case import Case, Step
 from benchmarks.accuracy.readers.pretraining import GIBIBYTE, with_memory
 from benchmarks.accuracy.workloads.large_language_models import step_without_masters
-from benchmarks.accuracy.workloads.llama import LLAMA, Llama
+from benchmarks.accuracy.workloads.llama import LLAMA, Llama, WrittenNorm
 from benchmarks.accuracy.workloads.recorded import tf32
 
 # --- The ladder
@@ -122,23 +122,14 @@ def t5_trace() -> lp.Trace:
 # --- torchtune
 
 
-class Norm(nn.RMSNorm):
-    """RMS norm written out, which computes in float32."""
-
-    def forward(self, data: Tensor) -> Tensor:
-        """Same shape as `data`."""
-        wide = data.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(data) * self.weight
-
-
 def torchtune_trace() -> lp.Trace:
-    """Record a step of torchtune's Llama, whose logits become float32 and whose weights are all in bfloat16."""
+    """Record a step of torchtune's Llama: norms written out, logits in float32, all weights in bfloat16."""
     with torch.device("meta"):
         model = Llama(LLAMA["llama3.2-3b"], recompute=False).bfloat16()
         for module in model.modules():
             for name, child in module.named_children():
                 if isinstance(child, nn.RMSNorm):
-                    setattr(module, name, Norm(child.normalized_shape[0]).bfloat16())
+                    setattr(module, name, WrittenNorm(child.normalized_shape[0]).bfloat16())
         tokens, angles = torch.zeros(2, 4096, dtype=torch.long), torch.zeros(1, 4096, 1, 128, dtype=torch.bfloat16)
 
     def loss() -> Tensor:
@@ -154,7 +145,7 @@ CHANNELS: Final = (24, 64, 256, 256)
 
 def _group(channels: int, wide: int) -> list[nn.Module]:
     first, second = (nn.Conv2d(each, wide, 3, padding="same", bias=False) for each in (channels, wide))
-    norms = [nn.BatchNorm2d(wide).requires_grad_(False).float() for _ in range(2)]
+    norms = [nn.BatchNorm2d(wide).requires_grad_(False) for _ in range(2)]
     for norm in norms:
         norm.bias.requires_grad_(True)
     return [first, nn.MaxPool2d(2), norms[0], nn.GELU(), second, norms[1], nn.GELU()]

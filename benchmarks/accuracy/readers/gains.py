@@ -1,7 +1,7 @@
-"""Gains of changes on pairs of measured steps that differ by one option (`pairs/`), as `lp.advise` promises them.
+"""Gains of changes on pairs of measured steps that differ by one option (`pairs/`), as `lp.advise` shows them.
 
 The step before is read from a recording. Rows that the tables call doubtful or bound by launches are left out. For
-compiled training there is no table: its pairs are the steps of other tables that their sources tell eager and compiled.
+compiled training there is no table: its pairs are steps of other tables, published both eager and compiled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TRAINED: Final = {
     "airbench94": "airbench94",
     "Llama 3.2 3B": "Llama 3.2 3B",
 }
-"""Steps of training that differ by compilation alone. Keras's BERT is none: its products become TF32, too."""
+"""Compiled step by the eager one, which differs by compilation alone; Keras's BERT does not: it becomes TF32, too."""
 
 
 def trained_cases(data: Path) -> Iterator[Case]:

@@ -215,7 +215,7 @@ def nanogpt_cases(data: Path) -> Iterator[Case]:
             strategy=strategy_text(
                 "zero1" if program.shares_muon and program.muon_steps else "ddp",
                 accumulate=program.sequences // (count * program.batch),
-                overlap_grad_reduce=None if not program.is_plain else "false",
+                overlap_grad_reduce="false" if program.is_plain else None,
             ),
             kernels=("compile", *program.kernels),
         )

@@ -46,8 +46,8 @@ class LlamaConfig:
         experts: Experts of a layer; 0 without experts.
         active: Experts that a token visits.
         rank: Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters.
-        written: Whose model code runs: that of torchtitan until 2025 or of IBM's fms until 2024, whose norms are
-            written out in float32, which rotate in float32 and which repeat keys and values; None has one kernel each.
+        written: Project whose model code runs: torchtitan's until 2025, IBM's fms until 2024. Both write norms out and
+            rotate in float32, and repeat keys and values. None has fused norms and rotates in the dtype of the data.
     """
 
     layers: int

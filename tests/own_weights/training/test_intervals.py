@@ -6,7 +6,7 @@ import pytest
 from benchmarks.result_files import Result, ResultTable
 from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of
 from benchmarks.training.recipes import RECIPES
-from benchmarks.training.step_spread import StepError, coverage, deviations, half_width, left_out
+from benchmarks.training.step_spread import StepError, coverage, deviations, half_width, left_out, step_errors
 from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import network_specs, shape_batch
@@ -112,8 +112,8 @@ def test_a_source_deviates_by_the_median_of_its_steps() -> None:
     fused = [("fsdp, ran compile", "+50.0"), ("ran transformer_engine", "+50.0"), ("ran compile", "+60.0")]
     page = result("page", ("", "+10.0"), ("ddp", "-20.0"), ("", "+12.0"), ("data loader", "-60.0"), *fused)
     few = result("few", ("", "+10.0"))
-    assert deviations([page, few], fused=False) == {"page": pytest.approx(math.log(1.1))}
-    assert deviations([page, few], fused=True) == {"page": pytest.approx(math.log(1.5))}
+    assert deviations(step_errors([page, few], fused=False)) == {"page": pytest.approx(math.log(1.1))}
+    assert deviations(step_errors([page, few], fused=True)) == {"page": pytest.approx(math.log(1.5))}
 
 
 def test_the_worst_source_does_not_widen_the_others() -> None:
