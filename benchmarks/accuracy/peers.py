@@ -197,7 +197,7 @@ COLUMNS: Final = (
     "time, median error %",
     "time, bias %",
     "time on the A100, median error %",
-    "bias %",
+    "time on the A100, bias %",
     "a case, s",
 )
 
