@@ -31,6 +31,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from lightning_predict.base.errors import BudgetExceededError
+from lightning_predict.base.timeout import THREAD_NAME
 
 _LOG: Final = logging.getLogger("lightning_predict")
 
@@ -188,10 +189,18 @@ def keeps_random_state(method: Callable[Parameters, Result]) -> Callable[Paramet
 
 
 def _may_draw(thread: threading.Thread) -> bool:
-    """Return whether a thread is another one, neither ours nor of torch's loader, a progress bar or TensorBoard."""
-    if thread is threading.current_thread() or thread.name == "lightning-predict" or "_pin_memory_loop" in thread.name:
+    """Return whether a thread is another one, neither ours nor of torch's loader, a logger, a bar or a notebook."""
+    if thread is threading.current_thread() or thread.name == THREAD_NAME or "_pin_memory_loop" in thread.name:
         return False
-    return type(thread).__module__.partition(".")[0] not in ("tqdm", "rich", "tensorboard")
+    modules = (getattr(part, "__module__", None) or "" for part in (type(thread), getattr(thread, "_target", None)))
+    return not (thread.name.startswith("Mlflow") or any(module.partition(".")[0] in _QUIET for module in modules))
+
+
+_QUIET: Final = (
+    *("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "neptune"),
+    *("ipykernel", "IPython", "zmq"),
+)
+"""Packages whose threads run beside many trainings, and draw none of its random numbers."""
 
 
 def own_error(error: BaseException) -> Exception:

@@ -21,6 +21,9 @@ from typing import Any, Final, Generic, TypeVar, final
 
 Result = TypeVar("Result")
 
+THREAD_NAME: Final = "lightning-predict"
+"""Name of our threads, which draw no random numbers (`base.guard`)."""
+
 
 @final
 class BackgroundTask(Generic[Result]):
@@ -35,7 +38,7 @@ class BackgroundTask(Generic[Result]):
         self._results: list[Result] = []
         self._error: BaseException | None = None
         context = copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=THREAD_NAME, daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # callers handle an OSError, as for any other exhausted resource

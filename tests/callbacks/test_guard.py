@@ -224,6 +224,22 @@ def test_an_error_in_cython_goes_to_give_up() -> None:
     assert [type(error) for error in drawing.errors] == [ValueError]
 
 
+@pytest.mark.parametrize("package", ["wandb.sdk.lib.asyncio_manager", "ipykernel.iostream"])
+def test_random_numbers_continue_beside_a_thread_of_a_logger_or_a_notebook(package: str) -> None:
+    ends = threading.Event()
+
+    def send() -> None:
+        ends.wait(5.0)
+
+    send.__module__ = package
+    thread, before = threading.Thread(target=send), random.getstate()
+    thread.start()
+    keeps_random_state(random.random)()
+    ends.set()
+    thread.join()
+    assert random.getstate() == before
+
+
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()).item()])
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_random_numbers_continue_after_our_call_unless_another_thread_drew_some(
