@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lightning_predict.base.errors import CaptureError
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.guard import keeps_random_state, own_error
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import log_values, print_on_rank_zero
@@ -54,13 +54,14 @@ def try_batch_sizes(meta_step: MetaStep, trace: Trace, request: PredictionReques
         return ()
 
 
+@keeps_random_state
 def _on_meta(meta_step: MetaStep, trace: Trace) -> Trace:
     """Record the user's step on the meta device, with the batch size and precision of the fit."""
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     samples, precision = trace.samples_per_batch, _PRECISIONS.get(trace.flags.autocast_dtype)
     # Our hooks run without function modes, but the user's step may enter one, such as `torch.device("meta")`.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch._C._EnableTorchFunction():
+    with torch.enable_grad(), torch._C._EnableTorchFunction():
         captured = capture(meta_step(samples), samples_per_step=samples, precision=precision)
     if captured.device != "meta":
         raise CaptureError(f"meta_step ran on {captured.device}; make its tensors on the meta device")

@@ -117,7 +117,6 @@ def warn(message: str) -> None:
         log_warning(message)
 
 
-@keeps_random_state
 def samples_of(batch: object) -> int | None:
     """Return the batch size, which is the first size of all tensors; None if their first sizes differ."""
     with torch._C.DisableTorchFunction():  # reading a shape would call the code of a tensor subclass
@@ -125,7 +124,6 @@ def samples_of(batch: object) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-@keeps_random_state
 def shapes_of(batch: object) -> tuple[object, ...] | None:
     """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read."""
     with torch._C.DisableTorchFunction():
@@ -134,7 +132,7 @@ def shapes_of(batch: object) -> tuple[object, ...] | None:
 
 
 def leaves_of_batch(value: object) -> Iterator[object]:
-    """Yield the parts of a batch that are no containers. No code of the user runs, which might draw random numbers."""
+    """Yield the parts of a batch that are no containers. No code of the user runs that may draw random numbers."""
     parts = _members(value)
     if parts is None:
         yield value
@@ -158,8 +156,12 @@ def _members(value: object) -> dict[Any, object] | None:
 
 def _attribute(value: object, name: str) -> Any:
     """Return an attribute that a value has without a `__getattr__` of the user; None otherwise."""
-    is_known = issubclass(type(value), torch.Tensor) or getattr_static(value, name, None) is not None
-    return getattr(value, name, None) if is_known else None
+    if type(value) is torch.Tensor:  # no code of the user: a timed step does not wait until generators are saved
+        return getattr(value, name)
+    found = getattr_static(value, name, None)
+    if found is None or type(found) is torch.Tensor:  # missing, or a field of a dataclass
+        return found
+    return keeps_random_state(getattr)(value, name, None)
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

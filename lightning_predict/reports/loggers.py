@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from lightning_predict.base.fields import Field
 from lightning_predict.base.files import FILE_SECONDS, write_atomically
-from lightning_predict.base.guard import own_error
+from lightning_predict.base.guard import keeps_random_state, own_error
 from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
@@ -286,6 +286,7 @@ def log_predictions(
     return tuple(warnings)
 
 
+@keeps_random_state
 def _refused_in_time(
     logger: Logger, parts: Sequence[tuple[str, Callable[..., None]]], arguments: tuple[object, ...], seconds: float
 ) -> list[str]:
@@ -305,6 +306,7 @@ def _classes(logger: Logger) -> set[str]:
     return {base.__name__ for base in type(logger).__mro__}
 
 
+@keeps_random_state
 def _refused(logger: Logger, what: str, send: Callable[..., None], *arguments: object) -> list[str]:
     """Send one output to a logger; return a warning if the logger fails.
 

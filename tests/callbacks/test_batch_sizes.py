@@ -1,5 +1,6 @@
 """The largest batch size, from a step on the meta device that the user hands over."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,12 @@ def test_the_step_on_meta_runs_in_the_trainers_precision(
 
 def test_training_is_the_same(lightning: Small, tmp_path: Path) -> None:
     def drawing(batch_size: int) -> Callable[[], None]:
-        torch.rand(7)  # the user's code may draw random numbers
+        torch.rand(7), random.random()  # the user's code may draw random numbers
         return meta_step(batch_size)
 
+    before = random.getstate()
     assert torch.equal(fit(lightning, tmp_path, drawing)[1], fit(lightning, tmp_path, None)[1])
+    assert random.getstate() == before
 
 
 def test_a_meta_step_that_fails_costs_no_prediction(small: Small, tmp_path: Path) -> None:

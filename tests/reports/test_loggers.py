@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from lightning_predict.reports.loggers import (
     CSV_FILE,
     QUANTITIES,
     TENSORBOARD_WIDTH,
+    LoggedTable,
     log_predictions,
+    log_table,
     metrics,
     selected_gpus,
     write_json,
@@ -295,6 +298,22 @@ def test_refused_output_does_not_affect_other_outputs(tmp_path: Path) -> None:
     tags = events(logger).Tags()
     assert tags["images"] == ["predict/iteration_time"]
     assert tags["tensors"] == ["custom_scalars__config__"]
+
+
+class DrawingLogger(TensorBoardLogger):
+    """Draws a random number in each call, also in the thread that sends tables."""
+
+    @property
+    def experiment(self) -> Any:
+        random.random()
+        return super().experiment
+
+
+def test_random_numbers_continue_after_a_logger_that_draws(tmp_path: Path) -> None:
+    logger, before = DrawingLogger(tmp_path), random.getstate()
+    table = LoggedTable(key="run/event", columns=("event",), rows=(("warned",),), markdown="warned")
+    assert log_predictions([logger], FULL, step=STEP) == log_table([logger], table, step=STEP) == ()
+    assert random.getstate() == before
 
 
 def test_any_other_logger_gets_metrics_with_its_own_separator() -> None:
