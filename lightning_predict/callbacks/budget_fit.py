@@ -277,13 +277,12 @@ class BudgetFit(FitPart):
         If a forecast fails, for example because the package was removed, the used amounts still end the run.
         """
         rest: RestOfRun | None = None
-        window = observer.windows.window_size.batches_per_window or self._trainer.accumulate_grad_batches
         try:
             if due != "use" and not self._cannot_forecast:
                 rest = self._forecast_rest(observer)
             verdict = watch.check(
                 rest,
-                at_best=lambda: self._forecast(observer.at_best(window)),
+                at_best=lambda: self._forecast(observer, at_best=True),
                 may_end_earlier=bool(self._trainer.early_stopping_callbacks),
             )
         except Exception as error:
@@ -307,11 +306,13 @@ class BudgetFit(FitPart):
             print_sentence(self._trainer, words)
         return rest
 
-    def _forecast(self, observer: RunObserver) -> RestOfRun:
+    def _forecast(self, observer: RunObserver, *, at_best: bool = False) -> RestOfRun:
         """Forecast the rest of the run; the final validation counts only if the budget stops the run."""
         inputs = forecast_inputs(
             self._trainer, window_size=observer.windows.window_size, batches_per_epoch=observer.batches_per_epoch
         )
+        if at_best:
+            observer = observer.at_best(inputs.position.batches_per_window)
         rest = observer.rest(inputs)
         return rest if self._settings.on_exceed == "stop" else replace(rest, end_seconds=0.0)
 
