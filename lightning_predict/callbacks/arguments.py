@@ -37,7 +37,7 @@ def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
             "history, which comes from earlier runs."
         )
     if found.cores_per_node is not None:
-        check_steps("cores_per_node", found.cores_per_node)
+        check_steps("cores_per_node", found.cores_per_node, what="a number of cores")
     source = weights_source(found.weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(

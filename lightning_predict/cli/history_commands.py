@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned
-from lightning_predict.base.files import history_path, write_atomically
+from lightning_predict.base.files import cache_folder, history_path, write_atomically
 from lightning_predict.base.units import bytes_to_mebibytes
 from lightning_predict.reports.format import duration
 from lightning_predict.run.history import HistoryRecord, history_files, read_history
@@ -156,7 +156,7 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
     return [*lines, f"From {path}."]
 
 
-_OURS: Final = ("*.safetensors*", "manifest.json*", "steps/*.json.gz")
+_DOWNLOADED: Final = ("*.safetensors*", "manifest.json*", "steps/*.json.gz")
 """File name patterns of downloaded weights, including unfinished downloads, and of steps recorded by name."""
 
 
@@ -169,10 +169,8 @@ def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None =
         action: What to do.
         folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
     """
-    from lightning_predict.base.files import cache_folder
-
     place = cache_folder(folder)
-    files = sorted({path for pattern in _OURS for path in place.glob(pattern) if path.is_file()})
+    files = sorted({path for pattern in _DOWNLOADED for path in place.glob(pattern) if path.is_file()})
     sizes = {path.name: path.stat().st_size for path in files}
     if action == "clear":
         for path in files:

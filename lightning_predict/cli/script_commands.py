@@ -122,10 +122,11 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     is_forwarded, started, early = _parent() != "slurmstepd", list[subprocess.Popen[bytes]](), list[int]()
 
     def forward(number: int, _: object) -> None:
-        is_known = not is_forwarded or (number in terminal and _is_in_foreground())
-        for process in () if is_known else started:
-            process.send_signal(number)
-        early.extend(() if started or is_known else (number,))
+        if is_forwarded and not (number in terminal and _is_in_foreground()):
+            if started:
+                started[0].send_signal(number)
+            else:
+                early.append(number)
         if number == getattr(signal, "SIGTSTP", None):
             os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT, as the script
 

@@ -346,7 +346,11 @@ class WatchedRun(Predicts):
 
     @log_exceptions
     def step(self) -> None:
-        """End an optimizer step and begin the next."""
+        """End an optimizer step and begin the next.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
+        """
         self.end_step()
         if not self._waits_outside:
             self.start_step()
@@ -368,7 +372,11 @@ class WatchedRun(Predicts):
 
     @log_exceptions
     def end_step(self) -> None:
-        """End a step."""
+        """End a step.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
+        """
         if not self._is_off:
             self._count_step()
         if not self._is_off:

@@ -76,7 +76,7 @@ def test_the_callback_takes_layouts_and_a_strategy_and_refuses_what_cannot_be() 
         RuntimePredictor(["0xT4"])
     with pytest.raises(InvalidArgumentError, match="strategy='gossip' is not known"):
         RuntimePredictor(["T4"], strategy="gossip")
-    with pytest.raises(InvalidArgumentError, match="cores_per_node=0"):
+    with pytest.raises(InvalidArgumentError, match="cores_per_node=0 is not a number of cores"):
         RuntimePredictor(["T4"], assumptions=Assumptions(cores_per_node=0))
 
 
