@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final, final
 
 from lightning_predict.advice.batch_size import BatchSizes, why_no_other_batch, with_samples
@@ -199,19 +200,7 @@ def _total(need: StepMemory) -> int:
 
 def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> LargestBatch:
     """Return the largest batch on a layout, without its speed. Each replica has its own batch."""
-    needs: dict[int, MemoryNeed] = {}
-
-    def need(samples: int) -> MemoryNeed:
-        if samples not in needs:
-            needs[samples] = scaled.need(samples, layout, strategy)
-        return needs[samples]
-
-    def is_likely(samples: int) -> bool:
-        found = need(samples)
-        return found.memory_fit == "fits" or (found.fits is True and (found.fit_probability or 0.0) >= 0.5)
-
-    def is_safe(samples: int) -> bool:
-        return need(samples).memory_fit == "fits"
+    need = cache(partial(scaled.need, layout=layout, strategy=strategy))
 
     def spare_bytes(samples: int) -> float:
         if layout.count > 1 or strategy.accumulate > 1:
@@ -219,6 +208,13 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         # Without releasable memory, which needs more simulations
         reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.at(samples)), default=0)
         return usable_bytes(layout.gpu) - reserved
+
+    def is_likely(samples: int) -> bool:
+        found = need(samples)
+        return is_safe(samples) or (found.fits is True and (found.fit_probability or 0.0) >= 0.5)
+
+    def is_safe(samples: int) -> bool:
+        return need(samples).memory_fit == "fits"
 
     even = _bisected(is_likely, spare_bytes, scaled.simulated_sizes, layout.name)
     safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.simulated_sizes, layout.name)

@@ -25,7 +25,7 @@ from typing import Final, final
 from lightning_predict.base.fields import defer
 from lightning_predict.base.units import mebibytes_to_bytes
 from lightning_predict.hardware.layouts import Layout
-from lightning_predict.layouts.gradients import ROOT, is_of_expert, parameter_bytes, unit_bytes, unit_of
+from lightning_predict.layouts.gradients import ROOT, parameter_bytes, unit_bytes, unit_of
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.simulation import (
     Blocks,
@@ -35,10 +35,56 @@ from lightning_predict.memory.simulation import (
     live_bytes,
     tensor_levels,
 )
-from lightning_predict.memory.stage_memory import RankStep, StageStorages
+from lightning_predict.memory.stage_memory import ModelPart, RankStep, StageStorages
 from lightning_predict.memory.step_memory import StepMemory, derived_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Shares of the bytes of a part of the model that one of its replicas holds throughout a step.
+
+    Attributes:
+        state: Share of the optimizer state, and of its copies, on the GPU.
+        update: Share of the optimizer's temporary tensors.
+        buckets: Bytes of the buffers in which whole gradients are reduced.
+        is_replaced: Whether the buffers take the place of the gradients, because their dtype differs.
+    """
+
+    parameters: float
+    gradients: float
+    state: float
+    update: float
+    buckets: float
+    is_replaced: bool
+
+    @staticmethod
+    def of(part: ModelPart, layout: Layout, strategy: Strategy) -> Held:
+        """Return the shares of a rank."""
+        split, dtype, count = strategy.split, strategy.reduce_dtype, strategy.sharded_count(layout)
+        share = strategy.sharded_share(count, part.experts / max(part.trained, 1))
+        has_buckets = not split.gradients and (dtype is not None or split.state or count > 1)
+        buckets = part.trained if dtype is None else part.elements * DTYPE_BYTES[dtype]
+        of_state = share if split.state else 1.0
+        return Held(
+            parameters=share if split.parameters else 1.0,
+            gradients=share if split.gradients else 1.0,
+            state=of_state if strategy.offload == "none" else 0.0,
+            update=of_state,
+            buckets=buckets if has_buckets else 0,
+            is_replaced=has_buckets and dtype is not None,
+        )
+
+    def lasting_bytes(self, parameters: float, state: float) -> float:
+        """Return the bytes that a rank holds apart from gradients, for the bytes of the part."""
+        return parameters * self.parameters + state * self.state + self.buckets
+
+    def gradient_bytes(self, gradients: float) -> float:
+        """Return the bytes of gradients that a rank holds outside of buckets, for the bytes of the part."""
+        return 0.0 if self.is_replaced else gradients * self.gradients
+
 
 GATHERED_UNITS: Final = 3
 """Number of FSDP units that are gathered at the same time: the root, the current and the next unit."""
@@ -56,29 +102,24 @@ def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Stra
     if layout.count == 1:
         return single_bytes
     strategy.replicas(layout)
-    memory, split, parts = trace.memory, strategy.split, strategy.model_parallel
-    trained = _Sizes.of(trace.parameters)
-    experts = trained.experts / trained.trained if trained.trained else 0.0
+    memory, parts = trace.memory, strategy.model_parallel
+    model = ModelPart.of(trace.parameters)
+    experts = model.experts / model.trained if model.trained else 0.0
     known = (memory.parameter_bytes or 0, memory.gradient_bytes, memory.optimizer_state_bytes or 0)
     sizes = [(known[0] if size is None else size) / parts for size in known]
     micro_batches = strategy.micro_batches or 1
     passing = max(single_bytes / parts - sum(sizes), 0.0)
     passing *= min(strategy.pipeline, micro_batches) / micro_batches / strategy.context
     own = 1 - experts + experts / strategy.expert  # with expert parallelism, a GPU holds a part of the experts
+    trained, elements = (own * size / parts for size in (model.trained, model.elements))
+    part = replace(model, trained=trained, elements=elements, experts=model.experts / strategy.expert / parts)
+    held = Held.of(part, layout, strategy)
     parameters, gradients, state = (own * size for size in sizes)
-    share = strategy.sharded_share(strategy.sharded_count(layout), experts / strategy.expert / own)
-    buckets = own * trained.in_buckets(strategy) / parts if _has_buckets(layout, strategy) else 0.0
-    if split.gradients:
-        gradients *= share
-    elif strategy.reduce_dtype is not None:
-        gradients = 0.0
-    if split.state:
-        state *= share if strategy.offload == "none" else 0.0
-    if split.parameters:
+    gathered = 0.0
+    if strategy.split.parameters:
         units = sorted(unit_bytes(trace.parameters, strategy.param_dtype).values(), reverse=True)
-        gathered = units if strategy.pipeline > 1 else units[:GATHERED_UNITS]
-        parameters = parameters * share + sum(gathered) / parts
-    return parameters + gradients + buckets + state + passing
+        gathered = sum(units if strategy.pipeline > 1 else units[:GATHERED_UNITS]) / parts
+    return held.lasting_bytes(parameters, state) + held.gradient_bytes(gradients) + gathered + passing
 
 
 @final
@@ -108,7 +149,7 @@ class RankMemory:
         self._trace = trace if memory == trace.memory else replace(trace, memory=memory)
         self._copies = copy_bytes(self._trace)
         self._gradients = gradient_bytes(self._trace)
-        self._sizes: dict[int, _Sizes] = {}
+        self._model = ModelPart.of(trace.parameters)
 
     @cached_property
     def alone(self) -> StepMemory:
@@ -148,35 +189,26 @@ class RankMemory:
     def lower_bounds(self, layout: Layout, strategy: Strategy) -> list[float]:
         """Return a lower bound of each stage's peak without a simulation: lasting tensors and kept activations."""
         found = list[float]()
-        everything = _Sizes.of(self._trace.parameters).trained
-        for parameters, kept in zip(self._stages.parameters(strategy), self._stages.kept_bytes(strategy), strict=True):
-            if id(parameters) not in self._sizes:
-                self._sizes[id(parameters)] = _Sizes.of(parameters)
-            own, split, buckets = self._sizes[id(parameters)], strategy.split, 0.0
-            of_all = own.trained / everything if everything else 1.0
-            share = own.share(layout, strategy)
-            state = ((self._trace.memory.optimizer_state_bytes or 0) + self._copies) * of_all
-            state *= (share if split.state else 1.0) if strategy.offload == "none" else 0.0
-            gradients = self._gradients * of_all * (share if split.gradients else 1.0)
-            if _has_buckets(layout, strategy):
-                buckets = float(own.in_buckets(strategy))
-                gradients *= strategy.reduce_dtype is None
-            held = own.held * (share if split.parameters else 1.0)
-            is_added_up = strategy.is_accumulating or strategy.micro_batches is None
-            found.append(held + state + buckets + max(kept + gradients * is_added_up, gradients))
+        state = (self._trace.memory.optimizer_state_bytes or 0) + self._copies
+        is_added_up = strategy.is_accumulating or strategy.micro_batches is None
+        for part, kept in zip(self._stages.parts(strategy), self._stages.kept_bytes(strategy), strict=True):
+            held, of_all = Held.of(part, layout, strategy), part.trained_share(self._model)
+            gradients = held.gradient_bytes(self._gradients * of_all)
+            lasting = held.lasting_bytes(part.held, state * of_all)
+            found.append(lasting + max(kept + gradients * is_added_up, gradients))
         return found
 
     @cached_property
     def _stages(self) -> StageStorages:
         """Storages of strategies that divide the model or a batch."""
-        return StageStorages(self._trace)
+        return StageStorages(self._trace, self._model)
 
     @cached_property
     def _whole(self) -> RankStep:
         """The recorded step."""
         trace = self._trace
         operations = [(operation.phase, operation.module) for operation in trace.operations]
-        return RankStep(trace.parameters, blocks_of(trace), operations, is_added_up=False)
+        return RankStep(self._model, blocks_of(trace), operations)
 
     def rank(self, layout: Layout, strategy: Strategy, stage: int = 0, load: float = 1.0) -> Rank:
         """Return a rank of a stage, whose experts get `load` times the tokens of balanced routing."""
@@ -189,10 +221,9 @@ class RankMemory:
 
     def _sharded(self, step: RankStep, layout: Layout, strategy: Strategy) -> Rank:
         """Return the rank's memory blocks after sharding among replicas, and its gathered units."""
-        split, parameters, whole = strategy.split, step.parameters, step.blocks
-        share = _Sizes.of(parameters).share(layout, strategy)
-        of_state, of_gradients = (share if one else 1.0 for one in (split.state, split.gradients))
-        segments = _segments(parameters, step.operations) if split.gradients else []
+        part, whole, held = step.part, step.blocks, Held.of(step.part, layout, strategy)
+        is_sharded = strategy.split.gradients
+        segments = _segments(part.parameters, step.operations) if is_sharded else []
         causes = defaultdict[str, list[Storage]](list)
         end = max(
             (storage.allocated_at for storage in whole.storages if storage.cause in ("gradient", "backward")), default=0
@@ -201,51 +232,54 @@ class RankMemory:
             is_copy = one.cause == "activation" and one.freed_at is None and one.allocated_at > end
             causes["copied gradient" if is_copy else one.cause].append(one)
         gradients = causes["gradient"]
-        is_whole = step.is_added_up and _adds_whole(strategy)
-        is_counted = is_whole and strategy.reduce_dtype is not None  # `_sums` counts all gradients
-        is_replaced = strategy.reduce_dtype is not None and not split.gradients  # buffers take the gradients
-        kept = tuple(_part(size, of_gradients) for size in whole.kept)
-        if step.is_added_up and not is_replaced:
-            kept = (*kept, *_sums(gradients, parameters, strategy, of_gradients))
-        if split.gradients:
-            gradients = _sharded_gradients(gradients, segments, share)
-        if step.is_added_up or is_replaced:
+        # Without synchronisation and in a pipeline, sums of sharded gradients are whole until the last batch, in the
+        # dtype of their reduction.
+        is_whole = step.is_added_up and is_sharded and (strategy.no_sync or strategy.pipeline > 1)
+        of_sums = 1.0 if is_whole else held.gradients
+        sums, unseen = list[int](), 0.0 if held.is_replaced else whole.unseen * of_sums
+        if is_whole and strategy.reduce_dtype is not None:
+            trained = [one for one in part.parameters if one.requires_grad]
+            sums, unseen = [parameter_bytes(one, strategy.reduce_dtype) for one in trained], 0.0
+        elif step.is_added_up and not held.is_replaced:
+            sums = [_part(gradient.size_bytes, of_sums) for gradient in gradients]
+        if is_sharded:
+            gradients = _sharded_gradients(gradients, segments, held.gradients)
+        if step.is_added_up or held.is_replaced:  # added to a sum or copied to a bucket, and freed
             gradients = [
-                _passing(gradient) for gradient in gradients if gradient.cause != "gradient" or not split.gradients
+                replace(one, cause="backward", freed_at=one.allocated_at)
+                for one in gradients
+                if one.cause != "gradient" or not is_sharded
             ]
         # A script's own master copies have gradients of their own, for which each rank has its part of the buffers.
-        of_update = [*causes["update"], *(() if is_replaced else causes["copied gradient"])]
-        memory, is_offloaded = self._trace.memory, strategy.offload == "optimizer"
-        buffers = (memory.parameter_bytes or 0) - sum(map(parameter_bytes, self._trace.parameters))
+        of_update = [*causes["update"], *(() if held.is_replaced else causes["copied gradient"])]
+        memory, model = self._trace.memory, self._model
+        of_all = part.trained_share(model)
         others = (
-            max(buffers, 0) * step.held_share,
-            whole.unseen
-            * step.trained_share
-            * (1.0 if is_whole else of_gradients)
-            * (not is_replaced and not is_counted),
-            self._copies * step.trained_share * of_state * (not is_offloaded),
+            max((memory.parameter_bytes or 0) - model.held, 0) * part.held / max(model.held, 1),
+            unseen * of_all,
+            self._copies * of_all * held.state,
             memory.resident_bytes or 0,
         )
         blocks = replace(
             whole,
             lasting=(
-                *(_part(parameter_bytes(parameter), share if split.parameters else 1.0) for parameter in parameters),
+                *(_part(parameter_bytes(parameter), held.parameters) for parameter in part.parameters),
                 *(math.ceil(size) for size in others if size > 0),
-                *(_buckets(parameters, strategy) if _has_buckets(layout, strategy) else ()),
+                *_buckets(int(held.buckets), strategy),
             ),
-            kept=kept,
-            state=() if is_offloaded else tuple(_part(size, of_state) for size in whole.state),
+            kept=(*(_part(size, held.gradients) for size in whole.kept), *sums),
+            state=tuple(_part(size, held.state) for size in whole.state),
             storages=_in_order(
                 [
                     *causes["activation"],
                     *causes["backward"],
                     *gradients,
-                    *(replace(one, size_bytes=_part(one.size_bytes, of_state)) for one in of_update),
+                    *(replace(one, size_bytes=_part(one.size_bytes, held.update)) for one in of_update),
                 ]
             ),
-            update=tuple(_part(size, of_state) for size in whole.update),
+            update=tuple(_part(size, held.update) for size in whole.update),
         )
-        gathered = _gathered(parameters, step.operations, segments, strategy) if split.parameters else ()
+        gathered = _gathered(part.parameters, step.operations, segments, strategy) if strategy.split.parameters else ()
         return Rank(blocks, tuple(gathered))
 
     def _simulated(self, rank: Rank) -> StepMemory:
@@ -304,46 +338,8 @@ def _part(size: int, share: float) -> int:
     return math.ceil(size * share)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Sizes of the parameters of a rank: all, trainable and of experts in bytes, and trainable elements."""
-
-    held: int
-    trained: int
-    experts: int
-    elements: int
-
-    @staticmethod
-    def of(parameters: Iterable[Parameter]) -> _Sizes:
-        held = trained = experts = elements = 0
-        for parameter in parameters:
-            count = math.prod(parameter.shape)
-            size = count * DTYPE_BYTES.get(parameter.dtype, 4)
-            held += size
-            if parameter.requires_grad:
-                trained, elements = trained + size, elements + count
-                experts += size if is_of_expert(parameter) else 0
-        return _Sizes(held, trained, experts, elements)
-
-    def share(self, layout: Layout, strategy: Strategy) -> float:
-        """Return the share of sharded state that a rank holds."""
-        return strategy.sharded_share(strategy.sharded_count(layout), self.experts / max(self.trained, 1))
-
-    def in_buckets(self, strategy: Strategy) -> int:
-        """Return the size of all gradients in the dtype of their reduction."""
-        dtype = strategy.reduce_dtype
-        return self.trained if dtype is None else self.elements * DTYPE_BYTES[dtype]
-
-
-def _has_buckets(layout: Layout, strategy: Strategy) -> bool:
-    is_reduced = strategy.reduce_dtype is not None or strategy.split.state or strategy.sharded_count(layout) > 1
-    return not strategy.split.gradients and is_reduced
-
-
-def _buckets(parameters: Iterable[Parameter], strategy: Strategy) -> tuple[int, ...]:
+def _buckets(total: int, strategy: Strategy) -> tuple[int, ...]:
     """Return the buckets in which whole gradients are reduced."""
-    total = _Sizes.of(parameters).in_buckets(strategy)
     cap = int(mebibytes_to_bytes(strategy.bucket_cap_mb))
     return (*[cap] * (total // cap), *([total % cap] if total % cap else []))
 
@@ -369,32 +365,6 @@ def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, s
         elif unit is not None and (unit in units or not units):
             found.append(_Segment(unit, phase, index if last else begins, index))
     return found
-
-
-def _passing(gradient: Storage) -> Storage:
-    """Return a gradient that is added to a sum of gradients, and then freed."""
-    return replace(gradient, cause="backward", freed_at=gradient.allocated_at)
-
-
-def _adds_whole(strategy: Strategy) -> bool:
-    """Return whether sharded gradients are whole until the last batch."""
-    return strategy.split.gradients and (strategy.no_sync or strategy.pipeline > 1)
-
-
-def _sums(
-    gradients: Iterable[Storage], parameters: Iterable[Parameter], strategy: Strategy, share: float
-) -> Sequence[int]:
-    """Return the sizes of the sums of gradients of several batches, on a rank.
-
-    Without synchronisation and in a pipeline, sums of sharded gradients are whole until the last batch, in the dtype of
-    their reduction.
-    """
-    is_whole = _adds_whole(strategy)
-    if strategy.reduce_dtype is not None and is_whole:
-        return [
-            parameter_bytes(parameter, strategy.reduce_dtype) for parameter in parameters if parameter.requires_grad
-        ]
-    return [_part(gradient.size_bytes, 1.0 if is_whole else share) for gradient in gradients]
 
 
 def _sharded_gradients(gradients: Sequence[Storage], segments: Sequence[_Segment], share: float) -> list[Storage]:

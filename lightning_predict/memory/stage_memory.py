@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, final
 
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
-from lightning_predict.layouts.gradients import experts_module, parameter_bytes
+from lightning_predict.layouts.gradients import experts_module, is_of_expert, parameter_bytes
 from lightning_predict.layouts.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.layouts.pipeline_parallel import (
     block_parts,
@@ -46,6 +46,35 @@ Place = tuple[Pass | None, int]
 
 @final
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Sizes of the parameters of a rank: all, trainable and of experts in bytes, and trainable elements."""
+
+    parameters: tuple[Parameter, ...]
+    held: float
+    trained: float
+    experts: float
+    elements: float
+
+    @staticmethod
+    def of(parameters: Iterable[Parameter]) -> ModelPart:
+        """Return the part of the model with these parameters."""
+        parameters = tuple(parameters)
+        trained = [one for one in parameters if one.requires_grad]
+        return ModelPart(
+            parameters,
+            held=sum(map(parameter_bytes, parameters)),
+            trained=sum(map(parameter_bytes, trained)),
+            experts=sum([parameter_bytes(one) for one in trained if is_of_expert(one)]),
+            elements=sum([math.prod(one.shape) for one in trained]),
+        )
+
+    def trained_share(self, whole: ModelPart) -> float:
+        """Return the share of the model's trainable parameters, and so of its gradients and optimizer state."""
+        return self.trained / whole.trained if whole.trained else 1.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class RankStep:
     """Step of a rank, before replicas shard its state.
 
@@ -55,12 +84,10 @@ class RankStep:
         is_added_up: Whether the gradients of several micro-batches or batches are added.
     """
 
-    parameters: tuple[Parameter, ...]
+    part: ModelPart
     blocks: Blocks
     operations: Sequence[tuple[str, str | None]]
     is_added_up: bool = False
-    trained_share: float = 1.0
-    held_share: float = 1.0
 
 
 @final
@@ -140,11 +167,11 @@ class _Order:
 class StageStorages:
     """Storages of the ranks that share a recorded step."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace, self._whole = trace, blocks_of(trace)
+    def __init__(self, trace: Trace, model: ModelPart) -> None:
+        self._trace, self._whole, self._all = trace, blocks_of(trace), model
         self._models: dict[bool, SplitModel] = {}
         self._orders: dict[tuple[tuple[int, ...], Recompute], _Order] = {}
-        self._parameters: dict[tuple[int | None, ...], list[tuple[Parameter, ...]]] = {}
+        self._parts: dict[tuple[int | None, ...], list[ModelPart]] = {}
         self._kept: dict[tuple[int, Recompute], list[Counter[_Kind]]] = {}
 
     def rank(self, strategy: Strategy, stage: int, load: float) -> RankStep:
@@ -157,15 +184,16 @@ class StageStorages:
         """
         order = self._order(block_parts(strategy, len(self._model(strategy).blocks)), strategy)
         timeline = _Timeline(self._trace, order, strategy, stage, self._micro_batches(strategy), load)
-        return timeline.step(self._whole, self.parameters(strategy)[stage])
+        return timeline.step(self._whole, self.parts(strategy)[stage], self._all)
 
-    def parameters(self, strategy: Strategy) -> list[tuple[Parameter, ...]]:
-        """Return the parameters of each stage, with the shapes of a rank's part."""
+    def parts(self, strategy: Strategy) -> list[ModelPart]:
+        """Return the part of each stage, with the shapes of a rank's parameters."""
         degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert, strategy.experts_tensor)
         key = (*degrees, strategy.first_stage, strategy.last_stage)
-        if key not in self._parameters:
-            self._parameters[key] = stage_parameters(self._trace, self._model(strategy), strategy)
-        return self._parameters[key]
+        if key not in self._parts:
+            stages = stage_parameters(self._trace, self._model(strategy), strategy)
+            self._parts[key] = [ModelPart.of(parameters) for parameters in stages]
+        return self._parts[key]
 
     def kept_bytes(self, strategy: Strategy) -> list[float]:
         """Return the bytes that each stage keeps for backward passes, of all micro-batches in flight at a time."""
@@ -486,20 +514,16 @@ class _Timeline:
             self._starts[own, number] = self._end
             self._end += len(order.passes.get(own, ()))
 
-    def step(self, whole: Blocks, parameters: tuple[Parameter, ...]) -> RankStep:
-        """Return the rank's step; arguments as recorded blocks, and the rank's parameters."""
-        memory = self._trace.memory
-        sizes, everything = (
-            [parameter_bytes(one) for one in each if one.requires_grad] for each in (parameters, self._trace.parameters)
-        )
-        trained = sum(sizes) / sum(everything) if sum(everything) else 1.0
-        held = sum(map(parameter_bytes, parameters)) / max(sum(map(parameter_bytes, self._trace.parameters)), 1)
+    def step(self, whole: Blocks, part: ModelPart, model: ModelPart) -> RankStep:
+        """Return the rank's step; arguments as recorded blocks, the rank's part and the whole model."""
+        trained = part.trained_share(model)
+        sizes = [parameter_bytes(one) for one in part.parameters if one.requires_grad]
         first = min((at for (own, _), at in self._starts.items() if own[0]), default=self._end)
         blocks = replace(
             whole,
             lasting=(),
             kept=tuple(math.ceil(size * trained) for size in whole.kept),
-            state=copies_of(math.ceil((memory.optimizer_state_bytes or 0) * trained), sizes),
+            state=copies_of(math.ceil((self._trace.memory.optimizer_state_bytes or 0) * trained), sizes),
             batch=tuple(math.ceil(size / self._rows) for size in whole.batch),
             storages=tuple(sorted(self._storages(trained), key=lambda one: one.allocated_at)),
             update=tuple(math.ceil(size * trained) for size in whole.update),
@@ -510,7 +534,7 @@ class _Timeline:
             trials=tuple(self._workspaces(whole.trials)),
         )
         operations = self._operations() if self._strategy.split.gradients else ()
-        return RankStep(parameters, blocks, operations, self._is_added_up, trained, held)
+        return RankStep(part, blocks, operations, self._is_added_up)
 
     def _operations(self) -> list[tuple[str, str | None]]:
         """Return the phase and the module of each operation."""
