@@ -179,7 +179,7 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         if firsts[index] not in known:
             known[firsts[index]] = is_known(operation)
         unknown = () if not shapes or known[firsts[index]] else (operation.name,)
-        item = WorkItem((index,), shapes, len(operation.kernels) or len(shapes), unknown, error)
+        item = WorkItem((index,), shapes, len(operation.kernels) or _launches(operation, shapes), unknown, error)
         is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
         if (
             merges
@@ -242,7 +242,56 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
     shape = _sum_transfers([transfers[firsts[index]] for index in indices])
     errors = (item.error for item in items if item.error is not None)
-    return WorkItem(indices, (shape,), 1, items[0].unknown, next(errors, None))
+    updates = [trace.operations[index] for index in indices]
+    sizes = [operation.inputs[0].elements for operation in updates if operation.inputs]
+    launches = multi_tensor_launches(sizes, sum(tensor.elements > 1 for tensor in updates[0].inputs) or 1)
+    return WorkItem(indices, (shape,), launches, items[0].unknown, next(errors, None))
+
+
+LAUNCHES: Final = {"eager_attention": 20, "eager_attention_backward": 16, "attention_backward": 3}
+"""Kernels of an operation that launches several, in recordings of T5, BERT and ViT with torch 2.14. Of convolutions and
+norms, `LIBRARY_SECONDS` holds the time of further launches."""
+
+
+def _launches(operation: Operation, shapes: Sequence[OperationShape]) -> int:
+    """Return the number of kernels that an operation without recorded kernels launches."""
+    if operation.name.startswith(MULTI_TENSOR):
+        return multi_tensor_launches(*_lists(operation))
+    if operation.name == "aten::sum" and operation.phase == "backward":
+        return 2  # of a bias: its partial sums are counted in memory that is set to 0 before
+    return sum(LAUNCHES.get(shape.operation, 1) for shape in shapes)
+
+
+MOST_TENSORS: Final = (110, 64, 48, 36, 30)
+MOST_CHUNKS: Final = 320
+CHUNK: Final = 65_536
+"""Most tensors of a launch, by the number of lists; most chunks of a launch, and elements of a chunk. The arguments of
+a kernel hold no more (`depth_to_max_tensors` of ATen's `MultiTensorApply.cuh`)."""
+
+
+def multi_tensor_launches(sizes: Sequence[int], lists: int) -> int:
+    """Return the number of kernels that update tensors with these numbers of elements, from so many lists at a time."""
+    most = MOST_TENSORS[min(lists, len(MOST_TENSORS)) - 1]
+    launches = tensors = chunks = 0
+    for size in sizes:
+        left = math.ceil(size / CHUNK)
+        tensors += left > 0
+        while left > 0:
+            taken = min(left, MOST_CHUNKS - chunks)
+            chunks, left = chunks + taken, left - taken
+            if chunks == MOST_CHUNKS or (tensors == most and not left):
+                launches, chunks, tensors = launches + 1, 0, int(left > 0)
+    return max(launches + (chunks > 0), 1)
+
+
+def _lists(operation: Operation) -> tuple[list[int], int]:
+    """Return the sizes of the tensors of a multi-tensor operation, and its number of lists of such tensors."""
+    sizes = [tensor.elements for tensor in operation.inputs]
+    for lists in range(len(MOST_TENSORS), 1, -1):
+        count, rest = divmod(len(sizes), lists)
+        if count and not rest and sizes == sizes[:count] * lists:
+            return sizes[:count], lists + bool(operation.outputs)
+    return sizes, 1 + bool(operation.outputs)
 
 
 def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> OperationShape:

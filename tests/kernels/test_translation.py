@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape, translates
-from lightning_predict.kernels.translation import translate, work_items
+from lightning_predict.kernels.translation import multi_tensor_launches, translate, work_items
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "measured" / "H200-SXM-141GB" / "recordings" / "gpt2.json.gz"
+"""A step of GPT-2 with AdamW on an H200."""
 
 
 def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> TensorInfo:
@@ -361,6 +365,36 @@ def test_single_tensor_updates_become_one_multi_tensor_update_off_cuda() -> None
     # Three times two tensors of 40 bytes read and one written.
     assert items[2].shapes == (operation_shape("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
     assert items[2].launches == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lists", "launches"),
+    [
+        ([], 1, 1),
+        ([10] * 110, 1, 1),
+        ([10] * 111, 1, 2),  # a launch takes 110 tensors of one list
+        ([10] * 65, 2, 2),  # and 64 pairs
+        ([320 * 65_536], 3, 1),  # 320 chunks of 65,536 elements
+        ([320 * 65_536 + 1], 3, 2),
+        ([10] * 47 + [321 * 65_536], 3, 2),  # 273 chunks of the last tensor fit beside 47 of others, 48 are left
+    ],
+)
+def test_launches_of_a_multi_tensor_update_follow_from_its_tensors(sizes: list[int], lists: int, launches: int) -> None:
+    assert multi_tensor_launches(sizes, lists) == launches
+
+
+def test_launches_of_multi_tensor_updates_equal_a_recording() -> None:
+    updates = [one for one in Trace.load(RECORDED).operations if one.name.startswith("aten::_foreach_") and one.kernels]
+    assert len(updates) > 5
+    for update in updates:
+        (bare,) = work_items(Trace(operations=(replace(update, kernels=()),), device="cuda", recorder="dispatch"))
+        assert bare.launches == len(update.kernels)
+
+
+def test_a_bias_gradient_takes_two_launches_and_a_sum_of_the_forward_pass_one() -> None:
+    total = Operation(name="aten::sum", phase="backward", inputs=(tensor(64, 8),), outputs=(tensor(8),))
+    trace = Trace(operations=(total, replace(total, phase="forward")), device="meta", recorder="dispatch")
+    assert [item.launches for item in work_items(trace)] == [2, 1]
 
 
 def test_what_ran_on_cuda_stays_as_it_ran() -> None:
