@@ -17,7 +17,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
-from lightning_predict.layouts import model_parallel
+from lightning_predict.layouts import data_parallel, model_parallel
 from lightning_predict.layouts.data_parallel import update_seconds
 from lightning_predict.layouts.gradients import parameter_bytes
 from lightning_predict.layouts.groups import expert_data_group, expert_group
@@ -347,13 +347,17 @@ def test_fsdp_communicates_in_param_dtype_and_no_frozen_gradients() -> None:
     assert moved[1] / moved[0] == pytest.approx((2 + share) / 3, rel=0.02)
 
 
-def test_offloaded_optimizer_updates_on_the_host() -> None:
+def test_offloaded_optimizer_updates_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, offloaded = (step_on(2, f"zero1{more}", 2) for more in ("", ",offload=optimizer"))
     # Its processors take 3 x 4 bytes of state in both directions and a gradient of 4 for each of 8 Mi parameters at
     # 200 GB/s; half of 32 MiB goes up over PCIe at 80 % of 31.5 GB/s. The GPUs' 0.25 s of updating are gone.
     elements = 2 * WEIGHT_BYTES / 4
     host = (2 * 3 * 4 + 4) * elements / 200e9 + 4 * elements / 2 / (0.8 * A100.pcie_bytes_per_second)
     assert plain.seconds - offloaded.seconds == pytest.approx(UPDATE / 2 - host, abs=0.02)
+    monkeypatch.setattr(data_parallel, "HOST_BYTES_PER_SECOND", 2e9)
+    slower = step_on(2, "zero1,offload=optimizer", 2).seconds - offloaded.seconds
+    assert slower == pytest.approx((2 * 3 * 4 + 4) * elements * (1 / 2e9 - 1 / 200e9), rel=1e-2)
+    monkeypatch.undo()
     # Of 1 GB of state on each of four GPUs: read and written at 200 GB/s; 0.25 GB of parameters over a link each.
     low, middle, high = update_seconds(trained_bytes=0.25e9, state_bytes=1e9, gpu=A100, gpus_per_node=4)
     assert middle == pytest.approx(4 * (2 * 1e9 + 0.25e9) / 200e9 + 0.25e9 / (0.8 * A100.pcie_bytes_per_second))

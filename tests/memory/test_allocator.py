@@ -53,6 +53,8 @@ def test_remainder_of_up_to_a_mebibyte_is_not_split_off() -> None:
     assert block.size == allocator.allocated_bytes == 12 * MEBIBYTE
     small = allocator.allocate(KIBIBYTE + 1)
     assert small.size == KIBIBYTE + 512  # in the small pool every 512 bytes are split off
+    allocator.allocate(MEBIBYTE - small.size - 512)
+    assert allocator.allocate(MEBIBYTE).size == MEBIBYTE  # and the last 512, too
 
 
 @pytest.mark.parametrize(
