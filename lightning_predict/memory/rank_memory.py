@@ -35,10 +35,10 @@ from lightning_predict.memory.simulation import (
     live_bytes,
     tensor_levels,
 )
-from lightning_predict.memory.stage_memory import ModelPart, RankStep, StageStorages
+from lightning_predict.memory.stage_memory import ModelPart, RankStep, StageStorages, compiles_whole_passes
 from lightning_predict.memory.step_memory import StepMemory, derived_memory
 from lightning_predict.memory.storages import Storage
-from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace, backward_ends
 
 
 @final
@@ -208,7 +208,8 @@ class RankMemory:
         """The recorded step."""
         trace = self._trace
         operations = [(operation.phase, operation.module) for operation in trace.operations]
-        return RankStep(self._model, blocks_of(trace), operations)
+        returns_at = backward_ends(trace.operations) - 1 if compiles_whole_passes(trace) else 0
+        return RankStep(self._model, blocks_of(trace), operations, returns_at=returns_at)
 
     def rank(self, layout: Layout, strategy: Strategy, stage: int = 0, load: float = 1.0) -> Rank:
         """Return a rank of a stage, whose experts get `load` times the tokens of balanced routing."""
@@ -246,7 +247,7 @@ class RankMemory:
             gradients = _sharded_gradients(gradients, segments, held.gradients)
         if step.is_added_up or held.is_replaced:  # added to a sum or copied to a bucket, and freed
             gradients = [
-                replace(one, cause="backward", freed_at=one.allocated_at)
+                replace(one, cause="backward", freed_at=max(one.allocated_at, 0 if is_sharded else step.returns_at))
                 for one in gradients
                 if one.cause != "gradient" or not is_sharded
             ]

@@ -73,6 +73,12 @@ class ModelPart:
         return self.trained / whole.trained if whole.trained else 1.0
 
 
+def compiles_whole_passes(trace: Trace) -> bool:
+    """Return whether the backward pass is one compiled call, which returns all gradients together at its end."""
+    names = [operation.name for operation in trace.operations if operation.phase == "backward"]
+    return names.count(COMPILED_CALL) == 1
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class RankStep:
@@ -82,12 +88,15 @@ class RankStep:
         blocks: Memory blocks of the step, without `Blocks.lasting`.
         operations: Phase and module of each operation of the rank; empty if no unit is sharded.
         is_added_up: Whether the gradients of several micro-batches or batches are added.
+        returns_at: Index of the operation at which a compiled backward pass returns all gradients; 0 if the pass is not
+            compiled as one, or if later micro-batches have the same peak.
     """
 
     part: ModelPart
     blocks: Blocks
     operations: Sequence[tuple[str, str | None]]
     is_added_up: bool = False
+    returns_at: int = 0
 
 
 @final
@@ -506,6 +515,7 @@ class _Timeline:
         self._rows = micro_batches[0] * strategy.context
         self._count = simulated_micro_batches(strategy, stage, math.prod(micro_batches))
         self._is_added_up = math.prod(micro_batches) > 1
+        self._returns_together = not strategy.split.gradients and compiles_whole_passes(trace)
         self._parts = [stage + part * strategy.pipeline for part in range(strategy.virtual)]
         self._starts: dict[tuple[Pass, int], int] = {}
         self._end = 0
@@ -582,17 +592,18 @@ class _Timeline:
             freed: int | None = start + length - 1
             until = life.until
             if until is None or until[0] is None:
-                if cause == "gradient" and number > 0:  # added to the gradient of the first micro-batch
-                    cause, freed = "backward", start + at
-                elif cause == "gradient" or number == self._count - 1:
+                # Later micro-batches add to the first gradient, and assign to the variable that holds the first tensor.
+                # A pipeline keeps the tensors of micro-batches up to their backward passes.
+                is_pipeline = self._strategy.pipeline > 1
+                if number > 0 and cause == "gradient":
+                    cause, freed = "backward", freed if self._returns_together else start + at
+                elif cause == "gradient" or number == (self._count - 1 if is_pipeline else 0):
                     freed = None if until is None else self._end + until[1]
-                else:
-                    freed = self._last_of((True, own[1]), number, start + length - 1)
+                elif not is_pipeline:
+                    freed = start + at
+                elif ((True, own[1]), number) in self._starts:
+                    freed = self._starts[(True, own[1]), number] + len(self._order.passes[True, own[1]]) - 1
             elif until[0][1] == own[1] and (until[0], number) in self._starts:
                 last = until[1] if until[1] >= 0 else len(self._order.passes[until[0]]) - 1
                 freed = self._starts[until[0], number] + last
             yield Storage(size, cause, start + at, freed, life.module)
-
-    def _last_of(self, own: Pass, number: int, default: int) -> int:
-        start = self._starts.get((own, number))
-        return default if start is None else start + len(self._order.passes.get(own, ())) - 1

@@ -11,6 +11,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.fusion.kernels import fused
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import Strategy, parse_strategy
@@ -26,22 +27,29 @@ BLOCKS = 8
 WEIGHT_BYTES = 4 * MEBIBYTE
 
 
-@pytest.fixture(scope="module")
-def trace() -> Trace:
+def recorded(rows: int = 64, *, keeps_result: bool = False) -> Trace:
     with torch.device("meta"):
         blocks = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(BLOCKS))
-        data = torch.empty(64, 1024)
+        data = torch.empty(rows, 1024)
     optimizer = torch.optim.AdamW(blocks.parameters())
+    kept = list[torch.Tensor]()
 
     def step() -> None:
         hidden = data
         for block in blocks:
             hidden = block(hidden)
-        hidden.sum().backward()
+        kept[:] = [hidden] if keeps_result else []
+        hidden, loss = data, hidden.exp().sum()  # whose backward pass does not read its input
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return lp.capture(step)
+    return lp.capture(step, samples_per_step=rows)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return recorded()
 
 
 def rank_blocks(trace: Trace, count: int, strategy: Strategy) -> tuple[Blocks, tuple[Storage, ...]]:
@@ -81,6 +89,25 @@ def test_copies_and_gradients_without_operations_are_sharded(trace: Trace) -> No
     parameters = BLOCKS * WEIGHT_BYTES
     assert whole == 3 * parameters  # with gradients and buckets
     assert second == parameters + parameters // 4
+
+
+@pytest.mark.parametrize("words", ["ddp,accumulate=2", "ddp,micro_batches=2", "ddp,micro_batches=2,accumulate=2"])
+def test_a_variable_holds_the_result_of_one_micro_batch(words: str) -> None:
+    # Until the next forward pass ends: at its peak there is one result more, whatever the number of micro-batches.
+    rows = 2**16
+    plain, kept = (RankMemory(recorded(rows, keeps_result=keeps)) for keeps in (False, True))
+    more = kept.tensor_bytes(Layout(A100, 2), parse_strategy(words)) - plain.tensor_bytes(
+        Layout(A100, 2), parse_strategy(words)
+    )
+    assert more == rows * 1024 * 4 // (2 if "micro" in words else 1)
+
+
+@pytest.mark.parametrize("words", ["ddp,accumulate=2", "ddp,micro_batches=2"])
+def test_a_compiled_backward_pass_returns_all_gradients_at_its_end(trace: Trace, words: str) -> None:
+    for step, together in ((trace, 1), (fused(trace), BLOCKS), (fused(trace, by_blocks=True), 1)):
+        blocks, _ = rank_blocks(step, 1, parse_strategy(words))
+        passing = [one for one in blocks.storages if one.cause == "backward" and one.size_bytes == WEIGHT_BYTES]
+        assert max(live_bytes(passing, blocks.count)) == together * WEIGHT_BYTES
 
 
 def test_more_ranks_never_need_more_memory(trace: Trace) -> None:

@@ -322,9 +322,14 @@ def llama_trace(
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         angles = torch.zeros(1, length, 1, width, dtype=torch.bfloat16)
 
+    held: list[Tensor] = []
+
     def loss() -> Tensor:
         logits = model(tokens, angles, angles)
-        logits = logits if is_all_bfloat16 else logits.float()
+        if is_all_bfloat16:
+            held[:] = [logits]  # a variable of KempnerForge's loop, until the next forward pass ends
+        else:
+            logits = logits.float()
         return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     step = step_without_masters if is_all_bfloat16 else step_with_masters
