@@ -8,8 +8,8 @@ that is how the base is used. Families that are kin are fitted to the same rows,
 The half width is the 90 % quantile of |log(predicted / measured)| on the calibration rows, which no fit saw, so that
 90 % of new shapes of the same kind fall inside (Vovk et al., Algorithmic Learning in a Random World, 2005). Example::
 
-    results = train_families([RECIPES["attention"]], groups, gpus, seed=0)
-    results["attention"].own["L40S"].interval["attention/bfloat16"]
+    results = train_families([RECIPES["vector"]], groups, gpus, seed=0)
+    results["vector"].own["T4"].interval["relu/float32"]
 """
 
 from __future__ import annotations

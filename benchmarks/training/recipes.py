@@ -106,14 +106,6 @@ def _convolutions(*dtypes: str) -> tuple[ShapeRange, ...]:
     )
 
 
-_ATTENTIONS: Final = (
-    ShapeRange(
-        operation="attention",
-        dtype="bfloat16",
-        sides={"batch": (1.0, 1024.0), "heads": (1.0, 128.0), "seq": (1.0, 131072.0)},
-        fixed={"head_dim": (32.0, 64.0, 96.0, 128.0, 256.0), "causal": (0.0, 1.0)},
-    ),
-)
 _VECTORS: Final = tuple(
     ShapeRange(operation=operation, dtype="float32", sides={"rows": (1.0, 1e6), "cols": (1.0, 65536.0)}, fixed={})
     for operation in ("add", "relu", "gelu", "softmax", "layer_norm")
@@ -239,16 +231,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             own=_CONVOLUTION_OWN,
             folds=(),
             scored_from_seconds=4e-6,
-            scored_calls_from_seconds=2e-4,
-        ),
-        Recipe(
-            family=network_specs()["attention"],
-            shapes=_ATTENTIONS,
-            base=_BLIND_BASE,
-            start=TrainingPlan(steps=7000),
-            own=TrainingPlan(steps=2500, learning_rate=1e-3),
-            folds=_BFLOAT16_FOLDS,
-            scored_from_seconds=2e-5,
             scored_calls_from_seconds=2e-4,
         ),
         Recipe(

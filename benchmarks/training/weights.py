@@ -186,8 +186,6 @@ REACHES: Final = (
     Reach(operations=("linear",), dtype="bfloat16", limit=0.07, gpus=("L40S",)),
     Reach(operations=_PRODUCTS, dtype="float32", limit=0.08),
     Reach(operations=_PRODUCTS, dtype="float32", limit=0.12, gpus=("P4", "T4", "L4")),
-    Reach(operations=("attention",), dtype="bfloat16", limit=0.05),
-    Reach(operations=("attention",), dtype="bfloat16", limit=0.10, gpus=_DATA_CENTRE_BLACKWELL),
     Reach(operations=("conv2d",), dtype="float32", limit=0.11),
     Reach(operations=("conv2d",), dtype="float32", limit=0.15, gpus=("P100-PCIe-16GB",)),
     Reach(operations=("conv2d",), dtype="float32", limit=0.11, called=True),

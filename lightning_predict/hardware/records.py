@@ -222,6 +222,7 @@ class Generation:
         streams_norms: Whether layer norm is memory-bound (`kernels/families/norm.py`).
         has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
             and TF32 matmuls use.
+        exponentials_per_clock: Exponential functions that a multiprocessor starts in a clock cycle.
         context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
         light_context_mebibytes: As `context_mebibytes`, with CUDA 13 or later; None if unmeasured.
         nvidia_equivalent: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA
@@ -236,6 +237,7 @@ class Generation:
     streams_softmax: bool = True
     has_warp_group_matmul: bool = False
     has_large_workspaces: bool = False
+    exponentials_per_clock: float = 16.0
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
     light_context_mebibytes: tuple[int, int, int] | None = None
     nvidia_equivalent: tuple[int, int] | None = None
@@ -279,6 +281,7 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (8, 9): replace(_GEFORCE_AMPERE, chip="ada"),
         (9, 0): _HOPPER,
         (10, 0): _BLACKWELL,
+        (10, 3): replace(_BLACKWELL, exponentials_per_clock=32.0),
         (11, 0): replace(_BLACKWELL, has_warp_group_matmul=False),
         (12, 0): replace(_BLACKWELL, chip="ada", has_warp_group_matmul=False),
     },

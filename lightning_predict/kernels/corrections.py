@@ -36,7 +36,7 @@ import numpy as np
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.attention import FUSED_ATTENTION
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION, attention_seconds
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_shape, operation_spec
 from lightning_predict.kernels.roofline import transposed_ratio
@@ -122,20 +122,6 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
 CUDNN_BY_DEFAULT: Final = (2, 11)
 """First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
 
-ON_HOPPER: Final = 1.55
-"""Time of FlashAttention 2 relative to 3 for heads of 64 and long sequences, forward and backward."""
-
-ON_HOPPER_BY_WIDTH: Final = 0.0036
-"""Increase of this ratio by head size: FlashAttention 2 multiplies without warp groups, and 128 gives 1.78."""
-
-SHORT_ON_HOPPER: Final = 235.0
-"""Length at which heads of 128 have half of this slowdown, because both kernels begin and end equally slowly. It is
-inverse to the square of the head size. Published times on an H100, 512 to 16,384 tokens: 1.18 to 1.53 (heads of 64),
-1.51 to 1.75 (128)."""
-
-ON_BLACKWELL: Final = 2.5
-"""Time of FlashAttention 2 relative to cuDNN on data-centre Blackwell, forward and backward."""
-
 NAMED_KERNELS: Final = {
     "cudnn": "cudnn_attention",
     "overrideable": "cudnn_attention",
@@ -172,21 +158,17 @@ def attention_factors(
     concerned = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
     if not any(concerned):
         return np.ones((1, 1))
-    older = {"hopper": [_on_hopper(shape) if fused else 1.0 for shape, fused in zip(shapes, concerned, strict=True)]}
-    older["blackwell"] = [ON_BLACKWELL] * len(shapes)
-    slowdowns = np.array([older.get(gpu.generation.chip, [1.0] * len(shapes)) for gpu in gpus])
+    slowdowns = np.ones((len(gpus), len(shapes)))
+    rows = [row for row, gpu in enumerate(gpus) if gpu.generation.has_warp_group_matmul]
+    for column in np.flatnonzero(concerned).tolist() if rows else ():
+        batch, able = batch_shapes([shapes[column]]), [gpus[row] for row in rows]
+        older, newest = (attention_seconds(batch, able, newest=is_newest)[:, 0] for is_newest in (False, True))
+        slowdowns[rows, column] = older / newest
     default = [not uses_newest_attention(software.get("torch"), gpu) for gpu in gpus]
     is_older = np.array(
         [[is_old if kernel is None else kernel == "flash_attention_2" for kernel in kernels] for is_old in default]
     )
     return np.where(np.array(concerned) & is_older, slowdowns, 1.0)
-
-
-def _on_hopper(shape: OperationShape) -> float:
-    """Return the time of FlashAttention 2 relative to 3."""
-    width, length = (shape.parameters[word] for word in ("head_dim", "kv_seq"))
-    longest = ON_HOPPER + ON_HOPPER_BY_WIDTH * (width - 64)
-    return 1 + (longest - 1) * length / (length + SHORT_ON_HOPPER * (128 / width) ** 2)
 
 
 # --- Memory layout of operands

@@ -47,7 +47,6 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware import gpu_names
 from lightning_predict.hardware import gpu_names as catalogue_names
 from lightning_predict.hardware.records import Gpu
-from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import (
     COLLECTIVES,
@@ -61,8 +60,6 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import (
     VECTORIZED,
-    compute_peak,
-    memory_bandwidth,
     roofline_seconds,
     with_sustained_peaks,
 )
@@ -289,19 +286,12 @@ class UtilisationModels:
         return None if own is None else own.factors.get(f"{operation}/{dtype}")
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.
-
-        For fused attention, measurements in one 16-bit dtype count for the other 16-bit dtype if the same units compute
-        both.
-        """
+        """Return whether this GPU's weights were trained on its own measurements of this operation and dtype."""
         spec = network_spec(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
         if spec is None or own is None or spec.name not in own.families:
             return False
-        trained = own.families[spec.name].trained
-        if operation in FUSED_ATTENTION and dtype in OTHER_16_BIT and _has_both_halves(find_gpu(gpu_name)):
-            return (operation, dtype) in trained or (operation, OTHER_16_BIT[dtype]) in trained
-        return (operation, dtype) in trained
+        return (operation, dtype) in own.families[spec.name].trained
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict the time of each operation on each GPU, by the GPU's own weights or else by the base network.
@@ -346,13 +336,6 @@ class UtilisationModels:
     def _estimated(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict the time of each operation on each GPU, without transfers between 16-bit dtypes."""
         spec = network_spec(batch.operation, batch.dtype)
-        run = batch if spec is None else spec.built_for(batch)
-        if run is not batch:
-            # Padding adds compute but no memory traffic.
-            compute = run.flops / compute_peak(run, gpus)
-            asked = np.maximum(compute, batch.bytes_moved / memory_bandwidth(run, gpus))
-            found = self._estimated(run, gpus)
-            return replace(found, interval=found.interval.scaled(asked / roofline_seconds(run, gpus)))
         if spec is None or spec.name not in self._weights.cross_gpu_model.families:
             raise UnknownOperationError(
                 f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "

@@ -101,7 +101,6 @@ class NetworkSpec:
     Attributes:
         describe: Computes the features of a batch on GPUs.
         floor: Minimum seconds of shapes for which slow kernels are known, shape (gpus, shapes); 0 for others.
-        built_for: Rounds shapes up to the sizes for which kernels are built, if kernels pad other sizes.
         upper_interval_factor: Additional factor to the upper interval end for shapes whose library kernels may be
             slow, shape (shapes,).
         unmeasured: Returns the GPU description that the base network gets for GPUs without measurements.
@@ -112,7 +111,6 @@ class NetworkSpec:
     dtypes: tuple[str, ...]
     describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]
     floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
-    built_for: Callable[[ShapeBatch], ShapeBatch] = lambda batch: batch
     upper_interval_factor: Callable[[ShapeBatch], Array] = lambda batch: np.ones(len(batch))
     unmeasured: Callable[[Gpu], Gpu] = lambda gpu: gpu
     log_uncertainty: Callable[[Gpu, str], float] = lambda _gpu, _dtype: 0.0

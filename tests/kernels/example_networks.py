@@ -15,7 +15,6 @@ def _any_shape(family: str) -> ShapeBatch:
     words: dict[str, dict[str, float]] = {
         "matmul_single": {"m": 8, "n": 8, "k": 8},
         "matmul_half": {"m": 8, "n": 8, "k": 8},
-        "attention": {"batch": 1, "heads": 1, "seq": 8, "head_dim": 8},
         "vector": {"rows": 8, "cols": 8},
         "convolution": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},
         "convolution_tensor": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},

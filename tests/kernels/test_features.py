@@ -34,7 +34,6 @@ EXAMPLES = {
     "matmul_half": shape_batch("linear", "bfloat16", b=1, m=[1, 4096], n=[3, 512], k=[7, 1e6]),
     "convolution": shape_batch("conv2d", "float32", **CONVOLUTIONS),
     "convolution_tensor": shape_batch("conv2d_backward_input", "tf32", **CONVOLUTIONS),
-    "attention": shape_batch("attention", "bfloat16", batch=[1, 8], heads=8, seq=[1, 65536], head_dim=[1, 128]),
     "vector": shape_batch("layer_norm", "float32", rows=[1, 1e6], cols=[1, 4096]),
 }
 

@@ -167,7 +167,7 @@ def test_the_causal_mask_of_flash_attention_is_read_from_its_arguments() -> None
     causal = ["", "", "", "0.", "0.088", "True"]
     trace = called("flash_attn::_flash_attn_forward", 900, HEADS, FLASH_3, **{"Concrete Inputs": causal})
     (item,) = work_items(trace)
-    assert [one.operation for one in item.shapes] == ["causal_attention"]
+    assert [(one.operation, one.parameters["causal"]) for one in item.shapes] == [("attention", 1)]
 
 
 def test_memory_bound_kernels_of_a_graph_keep_the_ratio_of_bandwidths() -> None:

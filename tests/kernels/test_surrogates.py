@@ -3,7 +3,6 @@ import math
 import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.kernels.families.attention import BACKWARD_RATE
 from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.operations import (
     OperationShape,
@@ -93,21 +92,6 @@ def test_the_weights_of_a_recurrent_layer_get_their_gradient_in_one_product() ->
         operation_shape("linear", "float16", m=256, n=64, k=28),
     )
     assert (to_state.times, to_state.shape) == (7, operation_shape("bmm", "float16", b=2, m=4, n=64, k=256))
-
-
-def test_attention_without_a_fused_model_is_two_products() -> None:
-    item = operation_shape("attention", "float32", batch=2, heads=4, seq=32, head_dim=16)
-    assert total_flops(item) == float(batch_shapes([item]).flops[0])
-
-
-@pytest.mark.parametrize(("seq", "read"), [(256, 256), (1024, 640), (32768, 16512)])
-def test_causal_attention_reads_half_of_the_keys_and_one_block(seq: int, read: int) -> None:
-    words = {"batch": 2, "heads": 4, "seq": seq, "head_dim": 64}
-    for suffix, times in (("", 1), ("_backward", 2.5 / BACKWARD_RATE)):
-        (part,) = surrogates_of(operation_shape(f"causal_attention{suffix}", "bfloat16", **words))
-        same_queries = {"batch": 2 * seq / read, "seq": read}
-        assert part.shape == operation_shape("attention", "bfloat16", **(words | same_queries))
-        assert part.times == pytest.approx(times)
 
 
 @pytest.mark.parametrize("name", ["linear_backward", "bmm_backward"])

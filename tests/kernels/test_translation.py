@@ -101,11 +101,11 @@ def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
 def test_attention_whole() -> None:
     query, key = tensor(2, 8, 128, 64, dtype="bfloat16"), tensor(2, 2, 256, 64, dtype="bfloat16")
     words = {"batch": 2, "heads": 8, "kv_heads": 2, "seq": 128, "kv_seq": 256, "head_dim": 64}
-    for is_causal, name in ((False, "attention"), (True, "causal_attention")):
+    for is_causal in (False, True):
         got = translated("aten::scaled_dot_product_attention", query, key, key, is_causal=is_causal)
-        assert got == (operation_shape(name, "bfloat16", **words),)
+        assert got == (operation_shape("attention", "bfloat16", causal=is_causal, **words),)
         back = translated("aten::scaled_dot_product_attention_backward", query, key, key, is_causal=is_causal)
-        assert back == (operation_shape(f"{name}_backward", "bfloat16", **words),)
+        assert back == (operation_shape("attention_backward", "bfloat16", causal=is_causal, **words),)
 
 
 def test_attention_in_double_precision_has_no_fused_kernel() -> None:

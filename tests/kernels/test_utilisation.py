@@ -137,7 +137,7 @@ def test_what_no_model_serves_is_refused_with_the_families() -> None:
     assert models.supports("linear", "float32")
     assert not models.supports("linear", "tf32")
     assert not models.supports("relu", "float32")  # a family without weights
-    with pytest.raises(UnknownOperationError, match=r"serves 'relu' in 'float32'\. Families: .*attention \(attention"):
+    with pytest.raises(UnknownOperationError, match=r"serves 'relu' in 'float32'\. Families: .*vector \(add"):
         models.estimate(shape_batch("relu", "float32", rows=1, cols=1), [SMALL])
 
 
@@ -219,14 +219,6 @@ SHAPES = st.one_of(
         SIZES,
         SIZES,
         SIZES,
-    ),
-    st.builds(
-        lambda b, h, s, d, c: shape_batch("attention", "bfloat16", batch=b, heads=h, seq=s, head_dim=d, causal=c),
-        SHORT,
-        SHORT,
-        SIZES,
-        st.integers(1, 1024),
-        st.integers(0, 1),
     ),
     st.builds(
         lambda op, b, i, o, k, s, t: shape_batch(

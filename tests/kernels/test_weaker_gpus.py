@@ -107,9 +107,6 @@ def drawn(seed: int = 0, count: int = 40) -> dict[str, ShapeBatch]:
         for dtype in ("float32", "float16", "bfloat16")
     }
     batches["bmm/float32"] = shape_batch("bmm", "float32", b=sizes(10), m=sizes(12), n=sizes(9, 8), k=sizes(9, 8))
-    batches["attention/bfloat16"] = shape_batch(
-        "attention", "bfloat16", batch=sizes(6), heads=sizes(6), seq=sizes(10, 16), head_dim=64, causal=1
-    )
     batches["conv2d/float32"] = shape_batch(
         "conv2d", "float32", batch=sizes(8), in_channels=sizes(11), out_channels=sizes(11), kernel_size=3,
         image_size=sizes(5, 8), padding=1,
@@ -167,15 +164,3 @@ def test_which_board_is_the_lesser_one() -> None:
     assert not is_lesser_board(gpu("H100-SXM-80GB"), gpu("H100-SXM-96GB"), "bfloat16")
     assert not is_lesser_board(gpu("H100-PCIe-80GB"), gpu("A100-PCIe-80GB"), "bfloat16")  # another chip
     assert not is_lesser_board(BIG, BIG, "float32")  # itself
-
-
-def test_attention_takes_as_long_in_either_half_where_one_was_measured(models: UtilisationModels) -> None:
-    shapes: dict[str, list[int]] = {"batch": [1, 8, 64], "heads": [16] * 3, "seq": [8192, 2048, 128]}
-    batches = {
-        dtype: shape_batch("attention", dtype, **shapes, head_dim=64, causal=1) for dtype in ("float16", "bfloat16")
-    }
-    for name in ("H100-SXM-80GB", "L40S"):  # measured in bfloat16
-        half, measured = (models.estimate(batches[dtype], [gpu(name)]) for dtype in ("float16", "bfloat16"))
-        np.testing.assert_allclose(half.seconds, measured.seconds)
-        assert (half.interval.high / half.seconds > measured.interval.high / measured.seconds).all()
-    assert not models.has_own_weights("V100-PCIe-32GB", "attention", "bfloat16")  # which has no units for it

@@ -5,10 +5,11 @@ over a square reduces the FLOPs to the share (S + 1) / 2S. The backward pass has
 scores), 2.5 times the forward FLOPs. In memory, q and the output have `heads` heads; k and v have `kv_heads` heads. The
 backward pass also reads the output's gradient and writes three gradients.
 
-The tables of causal attention come from inference servers, whose kernels read keys and values from a paged cache. Up to
-4,000 tokens, these kernels are slower than unmasked attention, which encoders run on plain tensors. Training also uses
-plain tensors. The time of its causal attention (`causal_attention`) is therefore that of unmasked attention to as many
-keys as a query reads under the mask, in whole blocks. The server's time is an upper bound. Example::
+In 16 bits, a formula predicts the time from the work of the kernel. A block handles 128 queries of a head and loops
+over the keys that they read, 128 at a time: two products, and one exponential for each score between them. It begins by
+loading the queries and ends by writing the output. The multiprocessors run the blocks in rounds.
+
+Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> batch = shape_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -28,15 +29,11 @@ import numpy as np
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
-from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
 from lightning_predict.kernels.operations import (
-    Alternative,
     Array,
     Columns,
     CountedShape,
     Formula,
-    NamedFeatures,
-    NetworkSpec,
     OperationShape,
     OperationSpec,
     ShapeBatch,
@@ -50,6 +47,7 @@ from lightning_predict.kernels.roofline import (
     issue_rate,
     per_gpu,
     roofline_seconds,
+    sustained_flops,
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.record.signatures import ATTENTION_KERNEL, WRITTEN_OUT, has_wider_mask
@@ -57,10 +55,9 @@ from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FORMULA_SPREAD
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
-_DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
-_DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
-FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
-"""Names of attention operations that run as one kernel, forward and backward."""
+_DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
+FUSED_ATTENTION: Final = ("attention", "attention_backward")
+"""Names of attention that runs as one kernel, forward and backward."""
 
 ATTENTION_DROPOUT: Final = "attention_dropout"
 """Name of the work that a fused kernel does to draw and apply the mask of dropout."""
@@ -72,21 +69,22 @@ BACKWARD_RATE: Final = 0.85
 """FLOPs per second of the backward pass relative to the forward pass. It also reads the gradient's product with the
 output and converts the gradient of the queries, which the forward pass does not have."""
 
-
-_BACKWARD_TIME: Final = BACKWARD_MATMULS / BACKWARD_RATE
+WIDE_BACKWARD_TIME: Final = 1.33
+"""Time of the backward pass of heads above 128, over that of smaller heads at the same rate: gradients of so many keys
+and values fit in the registers of a multiprocessor only for smaller blocks."""
 
 
 def _visible_share(c: Columns) -> Array:
     """Return the share of scores that a causal mask keeps, aligned at the top left."""
     seq, kv_seq = c["seq"], c["kv_seq"]
-    shorter = np.minimum(seq, kv_seq)
-    # Row i attends to min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
-    visible = shorter * (shorter + 1) / 2 + np.maximum(seq - kv_seq, 0) * kv_seq
-    return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
+    return np.where(c["causal"] > 0, _visible(seq, kv_seq) / (seq * kv_seq), 1.0)
 
 
-def _under_a_mask(c: Columns) -> Columns:
-    return {**c, "causal": np.ones_like(c["seq"])}
+def _visible(rows: Array, columns: Array) -> Array:
+    """Return the entries that a causal mask keeps: row i has min(i + 1, columns), a triangle above full rows."""
+    shorter = np.minimum(rows, columns)
+    kept: Array = shorter * (shorter + 1) / 2 + np.maximum(rows - columns, 0) * columns
+    return kept
 
 
 def _scores(c: Columns) -> Array:
@@ -121,97 +119,98 @@ def _gradients(c: Columns) -> Array:
     return _queries(c) + 2 * _keys(c)
 
 
-QUERY_STRIPS: Final = (64, 128, 256)
-"""Number of queries that one block of a fused attention kernel handles."""
+BLOCK: Final = 128.0
+"""Number of queries, and of keys, that a kernel handles together. It computes blocks on the diagonal of a causal mask
+whole."""
 
-HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
-"""Head sizes that kernels are built for. Other sizes are padded to the next size."""
+HEAD_STEP: Final = 32.0
+"""Step of the head sizes that kernels are built for (FlashAttention's `HEADDIM_SWITCH`); zeros pad other heads."""
 
+BEGIN_AND_END_CYCLES: Final = 5000.0
+"""Clock cycles in which a block loads its queries and writes its output. Half a pair of blocks is added if
+a multiprocessor has room for one block only, because nothing overlaps its first scores and last values."""
 
-def attention_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Return the network inputs of fused attention, by name.
+SOFTMAX_INSTRUCTIONS: Final = 4.0
+"""Instructions for a score beside its exponential: scaling, maximum, sum and conversion to 16 bits."""
 
-    A block of the kernel handles a strip of queries of one head and loops over the keys. The number of blocks is
-    therefore batch x heads x ceil(seq / strip).
-    """
-    c = batch.columns  # each (shapes,)
-    names = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
-    named: dict[str, Array] = {name: log2(c[name])[None, :] for name in names}
-    named["copies"] = log2(c["batch"] * c["heads"])[None, :]
-    named["query_groups"] = log2(c["heads"] / c["kv_heads"])[None, :]
-    named["causal"] = c["causal"][None, :]
-    named["causal_seq"] = (c["causal"] * log2(c["seq"]))[None, :]
-    steps = np.array(HEAD_DIM_STEPS, dtype=np.float64)
-    padded = steps[np.minimum(np.searchsorted(steps, c["head_dim"]), len(steps) - 1)]
-    named["head_dim_filled"] = log2(np.minimum(c["head_dim"] / padded, 1.0))[None, :]
-    named["head_dim_alignment"] = alignment(c["head_dim"])
-    named["seq_alignment"] = alignment(c["seq"])
-    one = np.ones_like(c["seq"])
-    named |= tile_features(c["seq"], one, c["batch"] * c["heads"], gpus, [(strip, 1) for strip in QUERY_STRIPS])
-    packed = c["seq"] * c["heads"] / c["kv_heads"]
-    named |= {
-        f"packed_{k}": v for k, v in tile_features(packed, one, c["batch"] * c["kv_heads"], gpus, [(128, 1)]).items()
-    }
-    return named | work_features(batch, gpus) | machine_features(batch, gpus)
+WAITED_SHARE: Final = 0.4
+"""Share of the shorter of products and softmax that the longer does not hide: each block of keys has one after the
+other, and two groups of warps take turns."""
 
-
-BUILT_HEAD_DIMS: Final = ((32, 32.0), (64, 64.0), (96, 80.0), (128, 128.0), (160, 160.0), (192, 192.0), (256, 256.0))
-"""Head sizes of FlashAttention's kernels (its `HEADDIM_SWITCH`), with the measured size that represents each kernel.
-
-The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as long as heads of 80 on the tables'
-nine GPUs. The tables have no sizes below 64 or from 81 to 127."""
-
-
-MEASURED_WIDTHS: Final = (64.0, 80.0)
-"""Least and greatest head size of attention without a mask in the tables."""
-
-
-def _with_built_heads(batch: ShapeBatch) -> ShapeBatch:
-    """Round head sizes up to the sizes that kernels are built for; measured sizes are unchanged."""
-    head_dim = batch.columns["head_dim"]
-    sizes, stands_for = (np.array(column, dtype=np.float64) for column in zip(*BUILT_HEAD_DIMS, strict=True))
-    place = np.searchsorted(sizes, head_dim)
-    built = np.append(stands_for, np.inf)[place]
-    least, greatest = MEASURED_WIDTHS
-    is_measured = (head_dim > least) & (head_dim <= greatest)
-    padded = np.where(is_measured | (place == len(sizes)), head_dim, built)
-    if np.array_equal(padded, head_dim):
-        return batch
-    return replace(batch, columns={**batch.columns, "head_dim": padded})
-
-
-ATTENTION: Final = NetworkSpec(
-    name="attention", dtypes=("float16", "bfloat16"), describe=attention_features, built_for=_with_built_heads
-)
-
+WAITED_SHARE_OF_BLACKWELL: Final = 0.1
+"""The same if other warps compute the softmax than those that multiply, as on data-centre Blackwell."""
 
 WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
-"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere."""
+"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere; in 16 bits, twice as many."""
+
+OLDER_RATE: Final = 0.8
+"""Share of this rate that FlashAttention 2 reaches on GPUs with faster instructions."""
 
 SINGLE_RATE: Final = 0.1
 """Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32."""
 
 
-def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, shapes)."""
-    rates = per_gpu(gpus, _single_rate)
-    seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_KERNEL_SECONDS
-    return Interval.from_factor(seconds, FORMULA_SPREAD)
+def attention_seconds(batch: ShapeBatch, gpus: Sequence[Gpu], *, newest: bool = True) -> Array:
+    """Return the time of fused attention, forward or backward, shape (gpus, shapes).
+
+    Args:
+        batch: Shapes of one operation of `FUSED_ATTENTION`.
+        gpus: GPUs whose tensor cores multiply the dtype; in float32, any.
+        newest: Whether kernels use the instructions for groups of warps on GPUs that have them, as FlashAttention 3 and
+            cuDNN do; FlashAttention 2 does not.
+    """
+    if batch.dtype == "float32":  # by the FLOPs, because the scores are never in memory
+        compute = batch.flops[None, :] / per_gpu(gpus, _single_rate)
+    else:
+        compute = _forward_seconds(batch, gpus, newest=newest)
+    if batch.dtype != "float32" and batch.operation.endswith("_backward"):
+        is_wide = batch.columns["head_dim"] > BLOCK
+        compute *= BACKWARD_MATMULS / BACKWARD_RATE * np.where(is_wide, WIDE_BACKWARD_TIME, 1.0)
+    return np.maximum(compute, roofline_seconds(batch, gpus)) + SHORTEST_KERNEL_SECONDS
+
+
+def _forward_seconds(batch: ShapeBatch, gpus: Sequence[Gpu], *, newest: bool) -> Array:
+    """Return the time of a forward pass in 16 bits without its memory accesses; (gpus, shapes)."""
+    c = batch.columns
+    is_causal = c["causal"] > 0
+    strips, keys = np.ceil(c["seq"] / BLOCK), np.ceil(c["kv_seq"] / BLOCK)
+    pairs = np.where(is_causal, _visible(strips, keys) / strips, keys)
+    longest = np.where(is_causal, np.minimum(strips, keys), keys)
+    width = np.ceil(c["head_dim"] / HEAD_STEP) * HEAD_STEP
+    pair = np.stack([_pair_cycles(gpu, batch.dtype, width, newest=newest) for gpu in gpus])
+    is_alone = per_gpu(gpus, lambda gpu: newest and gpu.generation.has_warp_group_matmul)
+    around = BEGIN_AND_END_CYCLES + is_alone * pair / 2
+    # Rounds are neither all whole, as those of equal blocks that start together, nor is the work spread evenly.
+    even = c["batch"] * c["heads"] * strips / per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors)
+    rounds = (np.ceil(even) + np.maximum(even, 1.0)) / 2
+    cycles = np.maximum(rounds * (pairs * pair + around), longest * pair + around)
+    return cycles / per_gpu(gpus, lambda gpu: gpu.boost_clock_hz)
+
+
+def _pair_cycles(gpu: Gpu, dtype: str, width: Array, *, newest: bool) -> Array:
+    """Return the cycles of a multiprocessor for one block of queries and one of keys, by the size of the head."""
+    flops, scores, clock = 4 * BLOCK**2 * width, BLOCK**2, issue_rate(gpu)
+    has_groups = newest and gpu.generation.has_warp_group_matmul
+    most = math.inf if has_groups else OLDER_RATE * 2 * WIDEST_FLOPS_PER_CLOCK * clock
+    products = flops * clock / min(sustained_flops(gpu, dtype), most)
+    exponentials = scores / gpu.generation.exponentials_per_clock
+    softmax = exponentials + SOFTMAX_INSTRUCTIONS * scores / gpu.cores_per_multiprocessor
+    is_apart = has_groups and gpu.generation.chip == "blackwell"
+    waited = (WAITED_SHARE_OF_BLACKWELL if is_apart else WAITED_SHARE) * np.minimum(products, softmax)
+    return np.maximum(products, softmax) + waited
 
 
 def _single_rate(gpu: Gpu) -> float:
     tf32 = gpu.peak("tf32")
     if tf32 is None:
         return TYPICAL_UTILISATION["tensor"] * gpu.peak_flops_per_second["float32"]
-    widest = WIDEST_FLOPS_PER_CLOCK * gpu.streaming_multiprocessors * gpu.boost_clock_hz
-    return SINGLE_RATE * min(tf32, widest)
+    return SINGLE_RATE * min(tf32, WIDEST_FLOPS_PER_CLOCK * issue_rate(gpu))
 
 
-def _is_single(shape: OperationShape) -> bool:
-    return shape.dtype == "float32"
-
-
-SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
+FUSED: Final = Formula(
+    seconds=lambda batch, gpus: Interval.from_factor(attention_seconds(batch, gpus), FORMULA_SPREAD),
+    supports=lambda shape: shape.dtype != "float64",
+)
 
 
 MASK_INSTRUCTIONS: Final = 6.5
@@ -225,78 +224,6 @@ def _mask_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict the time of dropout masks, which tensor cores do not hide; (gpus, shapes)."""
     rates = per_gpu(gpus, lambda gpu: INTEGERS_PER_CLOCK * issue_rate(gpu))
     return Interval.from_factor(batch.flops[None, :] / rates, FORMULA_SPREAD)
-
-
-def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:
-    """Split attention into two batched matmuls. The softmax between them is fused."""
-    w = shape.parameters
-    b = w["batch"] * w["heads"]
-    visible = 0.5 if w["causal"] else 1.0
-    scores = OperationShape("bmm", shape.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
-    values = OperationShape("bmm", shape.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
-    return CountedShape(visible, scores), CountedShape(visible, values)
-
-
-SOFTMAX_WIDTH: Final = 45.0
-"""Head size whose two products take as long as the softmax between them: an exponential is a sixteenth of a clock cycle
-of a multiprocessor, in which tensor cores multiply four times 59 (H100) or 32 (A100). FlashAttention 3's published
-FLOP/s (H100, 16,384 tokens without a mask) say 60: 497 T for heads of 64 and 648 T for 128. One value, between those of
-both GPUs, serves all."""
-
-BLOCK: Final = 128.0
-"""Number of queries, and of keys, that a kernel handles together. Blocks on the diagonal of a causal mask are computed
-whole, which adds half a block to the keys that a query reads on average. A whole block is added here: a mask reduces
-FlashAttention 3's published FLOP/s to 0.63 to 0.91 (H100, 512 to 4,096 tokens, heads of 128), where a block gives 0.67
-to 0.94 and half a block 0.80 to 0.97."""
-
-
-def _whole_blocks(length: float) -> float:
-    return max(round(length / BLOCK), 1) * BLOCK
-
-
-def _with_measured_heads(shape: OperationShape) -> OperationShape | None:
-    """Return heads of 64 with keys that take as long as those of wider heads without a mask; None for other heads.
-
-    A query has the same work before its first and after its last key, whatever the size of its head. Networks know of
-    wide heads without a mask only what servers' causal kernels do, which are slow for short sequences.
-    """
-    w, (least, greatest) = shape.parameters, MEASURED_WIDTHS
-    width = next((one for size, one in BUILT_HEAD_DIMS if w["head_dim"] <= size), w["head_dim"])
-    if width <= greatest or w.get("causal") or w["seq"] < BLOCK or shape.dtype not in ATTENTION.dtypes:
-        return None
-    seq = _whole_blocks((width + SOFTMAX_WIDTH) / (least + SOFTMAX_WIDTH) * w["seq"])
-    longer = seq / w["seq"]
-    dims = (w["batch"] / longer, w["heads"], w["kv_heads"], seq, max(round(w["kv_seq"] * longer), 1.0), least, 0.0)
-    return OperationShape("attention", shape.dtype, dims)
-
-
-def _unmasked(times: float, dtype: str, dims: tuple[float, ...]) -> tuple[CountedShape, ...]:
-    """Return forward passes without a mask. Bounds do not apply to parts of a sum, so wide heads are replaced here."""
-    whole = OperationShape("attention", dtype, (*dims, 0.0))
-    return (CountedShape(times, _with_measured_heads(whole) or whole),)
-
-
-def _as_forward_pass(shape: OperationShape) -> tuple[CountedShape, ...]:
-    if shape.parameters["causal"]:
-        return (CountedShape(_BACKWARD_TIME, OperationShape("attention", shape.dtype, shape.dims)),)
-    return _unmasked(_BACKWARD_TIME, shape.dtype, shape.dims[:-1])
-
-
-def _without_a_mask(shape: OperationShape) -> tuple[CountedShape, ...]:
-    """Return unmasked attention of as many queries to as many keys as a query reads on average under the mask."""
-    w = shape.parameters
-    times = _BACKWARD_TIME if shape.operation.endswith("_backward") else 1.0
-    if w["seq"] != w["kv_seq"]:
-        columns = {word: np.array([value]) for word, value in w.items()}
-        return _unmasked(times * float(_visible_share(_under_a_mask(columns))[0]), shape.dtype, shape.dims)
-    read = min(_whole_blocks(w["seq"] / 2 + BLOCK), w["seq"])
-    dims = (w["batch"] * w["seq"] / read, w["heads"], w["kv_heads"], read, read, w["head_dim"])
-    return _unmasked(times, shape.dtype, dims)
-
-
-def _as_a_server(shape: OperationShape) -> OperationShape:
-    """Return the attention operation that the servers' tables measured."""
-    return OperationShape(shape.operation.removeprefix("causal_"), shape.dtype, (*shape.dims, 1.0))
 
 
 def _eager_attention(shape: OperationShape) -> tuple[CountedShape, ...]:
@@ -333,12 +260,7 @@ register(
         flops=_flops,
         reads=_read_forward,
         writes=_queries,
-        estimators=(
-            ATTENTION,
-            SINGLE_ATTENTION,
-            Surrogate(_as_matmuls),
-            Alternative(shape=_with_measured_heads, bounds_networks=True),
-        ),
+        estimators=(FUSED,),
     ),
     OperationSpec(
         name="attention_backward",
@@ -348,27 +270,7 @@ register(
         flops=lambda c: BACKWARD_MATMULS * _flops(c),
         reads=_read_backward,
         writes=_gradients,
-        estimators=(SINGLE_ATTENTION, Surrogate(_as_forward_pass)),
-    ),
-    OperationSpec(
-        name="causal_attention",
-        shape=_SHAPE[:-1],
-        defaults=_DEFAULTS_WITHOUT_MASK,
-        units="tensor",
-        flops=lambda c: _flops(_under_a_mask(c)),
-        reads=_read_forward,
-        writes=_queries,
-        estimators=(Surrogate(_without_a_mask), Alternative(shape=_as_a_server, bounds_networks=True)),
-    ),
-    OperationSpec(
-        name="causal_attention_backward",
-        shape=_SHAPE[:-1],
-        defaults=_DEFAULTS_WITHOUT_MASK,
-        units="tensor",
-        flops=lambda c: BACKWARD_MATMULS * _flops(_under_a_mask(c)),
-        reads=_read_backward,
-        writes=_gradients,
-        estimators=(Surrogate(_without_a_mask), Alternative(shape=_as_a_server, bounds_networks=True)),
+        estimators=(FUSED,),
     ),
     OperationSpec(
         name=ATTENTION_DROPOUT,
@@ -427,16 +329,15 @@ def _attention(
     if dtype == "float64":  # No fused kernel supports float64: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     is_causal = _is_causal(operation)
-    dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
+    dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth, is_causal))
     if len(query.shape) > 4 and eager_dtype is None:  # torch's fused kernels take four dimensions
         eager_dtype = dtype
     if eager_dtype is not None:
-        return (OperationShape(f"eager_attention{'_backward' * backward}", eager_dtype, (*dims, float(is_causal))),)
-    name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
-    attention = OperationShape(name, dtype, dims if is_causal else (*dims, 0.0))
+        return (OperationShape(f"eager_attention{'_backward' * backward}", eager_dtype, dims),)
+    attention = OperationShape(f"attention{'_backward' * backward}", dtype, dims)
     if not operation.arguments.get("dropout_p"):
         return (attention,)
-    return attention, OperationShape(ATTENTION_DROPOUT, "float32", (*dims, float(is_causal)))
+    return attention, OperationShape(ATTENTION_DROPOUT, "float32", dims)
 
 
 def _is_causal(operation: Operation) -> bool:

@@ -31,7 +31,7 @@ from lightning_predict.own_weights.training.factors import MIN_FACTOR_ROWS
 from lightning_predict.own_weights.training.tables import split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
 
-FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
+FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
 USUAL_SHAPES: Final = 200
