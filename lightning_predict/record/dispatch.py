@@ -160,6 +160,7 @@ class DispatchRecorder:
 
     Args:
         model: Model that defines module names; None uses the outermost modules that are called.
+        ends_long_steps: Whether a step on the meta device ends with an error at `MAX_OPERATIONS`.
 
     Attributes:
         operations: Recorded operations, in order.
@@ -168,16 +169,19 @@ class DispatchRecorder:
         forward_gradient_bytes: Size of the gradients of `leaves` when each leaf was first read.
         autocast_dtype: dtype of the active autocast; None if autocast is off.
         failure: Error that ended the recording; None without an error.
+        raised_in_step: Error that each further operation of the step raises; None lets the step run to its end.
     """
 
     peak_bytes: int | None = None  # only the profiler sees allocations
 
-    def __init__(self, model: torch.nn.Module | None = None) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, *, ends_long_steps: bool = False) -> None:
         self.operations: list[Operation] = []
         self.modules = ModuleWatch(model)
         self.leaves: dict[int, torch.Tensor] = {}
         self.autocast_dtype: str | None = None
         self.failure: Exception | None = None
+        self.raised_in_step: CaptureError | None = None
+        self._ends_long_steps = ends_long_steps
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
         self._numbers = StorageIds()
@@ -384,13 +388,14 @@ class DispatchRecorder:
         except Exception as error:
             self.fail(own_error(error))
         if len(self.operations) >= MAX_OPERATIONS:
-            self.fail(
-                CaptureError(
-                    f"The step was cut after {MAX_OPERATIONS:,} operations, so that its recording takes less than "
-                    "100 MiB. Record a shorter step, for example fewer iterations of its loop. If it accumulates "
-                    "gradients, record one batch and its update, and predict with strategy='accumulate=8'."
-                )
+            refusal = CaptureError(
+                f"The step was cut after {MAX_OPERATIONS:,} operations, so that its recording takes less than 100 MiB. "
+                "Record a shorter step, for example fewer iterations of its loop. If it accumulates gradients, record "
+                "one batch and its update, and predict with strategy='accumulate=8'."
             )
+            self.fail(refusal)
+            if self._ends_long_steps and any(tensor.is_meta for tensor in tensors_in((args, output))):
+                self.raised_in_step = refusal
 
     def run_without_values(
         self, schema: Schema, func: TorchFunction, args: Args, kwargs: Kwargs, error: RuntimeError

@@ -79,10 +79,12 @@ class Recorder(Protocol):
 
     Attributes:
         pauses: Timer that is called when an operation begins, and when it has run and is recorded.
+        raised_in_step: Error that each further operation of the step raises; None lets the step run to its end.
     """
 
     operations: list[Operation]
     pauses: PauseTimer
+    raised_in_step: CaptureError | None
 
     def record_operation(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
         """Record an operation that has run. This must not raise."""
@@ -242,6 +244,8 @@ class OperationMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self.recorder
+        if recorder.raised_in_step is not None:  # outside of the guards below, which keep errors from the step
+            raise recorder.raised_in_step
         try:
             try:
                 recorder.pauses.ends(before=len(recorder.operations))  # times the code since the last operation

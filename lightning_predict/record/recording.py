@@ -27,7 +27,7 @@ import torch
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, LightningPredictError
 from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda, forget_step, may_lack_casts
 from lightning_predict.record.data_flow import with_data_flow
-from lightning_predict.record.dispatch import DispatchRecorder
+from lightning_predict.record.dispatch import MAX_OPERATIONS, DispatchRecorder
 from lightning_predict.record.environment import compilations
 from lightning_predict.record.patches import Patch, patched_attribute
 from lightning_predict.record.precision import Precision, precision_of
@@ -43,6 +43,11 @@ A block of steps without waits follows."""
 
 STEPS_TIMED_BY_DEFAULT: Final = 3
 """Number of warm-up steps on a GPU that are timed by default; their median excludes one outlier."""
+
+MAX_NODES: Final = MAX_OPERATIONS // 4
+"""Number of autograd nodes of a step beyond which it may be too long: each runs forward and backward operations."""
+
+_nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _FLOATING: Final = ("float", "bfloat")
 
@@ -169,13 +174,14 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
         nonlocal is_recorded
         if not is_recorded:
             try:
-                return step()
+                with _ending_long_steps():
+                    return step()
             except (CaptureError, RuntimeError) as error:
                 # A recorder can assume the values that the step reads, and cast what autocast would cast on CUDA.
                 if not isinstance(error, CaptureError) and not may_lack_casts():
                     raise
                 forget_step()
-        recorder = DispatchRecorder()
+        recorder = DispatchRecorder(ends_long_steps=True)
         recorder.start()
         try:
             with _naming_assumptions(lambda: recorder.assumptions):
@@ -185,6 +191,24 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
             is_recorded = recorder.has_cast_on_meta or bool(recorder.assumptions)
 
     return run
+
+
+@contextmanager
+def _ending_long_steps() -> Iterator[None]:
+    """End a step on the meta device that may be too long to be recorded, so that a recorder runs it instead."""
+    first = _nodes_made()
+
+    def counted(plain: Callable[..., None]) -> Callable[..., None]:
+        @wraps(plain)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if getattr(tensors, "is_meta", False) and _nodes_made() - first > MAX_NODES:
+                raise CaptureError("The step may be too long.")
+            plain(tensors, *args, **kwargs)
+
+        return backward
+
+    with patched_attribute(torch.autograd, "backward", counted):
+        yield
 
 
 @contextmanager

@@ -116,7 +116,8 @@ class CaptureSession:
         compiled: Whether any part of the step is compiled; None detects this.
         compiled_before: Compilations before the training began. With None, earlier compilations do not make the step
             count as compiled, but their duration still counts as compilation time.
-        step: Function that runs the step, to search for compiled code if no model is given.
+        step: Function that runs the step, to search for compiled code if no model is given. It is not a training, so
+            that a step on the meta device may end with an error.
         profiler_errors: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work.
             After two errors, the profiler is not used.
         records_data_flow: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would
@@ -321,7 +322,8 @@ class CaptureSession:
         needs_profiler = self._compiled or environment.has_fast_evaluation(self._model) or self._creates_subclasses
         if self._records_data_flow:
             return [partial(DispatchRecorder, self._model)]
-        dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
+        recorder = partial(DispatchRecorder, self._model, ends_long_steps=self._step is not None)
+        dispatch = [] if needs_profiler and self._device.type != "meta" else [recorder]
         # Hooks would recompile compiled code.
         profiler = partial(ProfilerRecorder, model=self._model, has_hooks=not self._compiled)
         if self._device.type == "cuda":
