@@ -16,11 +16,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-from cyclopts import CoercionError, CycloptsError
+from cyclopts import CoercionError, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.escaping import escaped_streams, terminal_text
-from lightning_predict.cli.parsing import COMMANDS, PROGRAM, as_options, parsed
+from lightning_predict.cli.parsing import COMMANDS, PROGRAM, as_options, option_names, parsed
 
 EXIT_ERROR = 2
 
@@ -77,6 +77,16 @@ def _in_words(error: CycloptsError, name: str | None) -> str:
     if isinstance(error, CoercionError) and error.msg and error.argument is not None:
         return f"{error.argument.name} {error.msg}"
     message = str(error)
+    options = () if name is None else option_names(name)
+    if isinstance(error, UnusedCliTokensError) and "--gpus" in options:
+        return f"{message} GPUs are named by --gpus: --gpus T4,8xL4."
+    if isinstance(error, UnknownOptionError) and "--strategy" in options:
+        from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
+
+        word = str(error.token.keyword).lstrip("-").replace("-", "_")
+        if word in DATA_STRATEGIES or word in Strategy.__dataclass_fields__:
+            told = word if word in DATA_STRATEGIES else f"{word}=8"
+            return f"Unknown option: {error.token.keyword}. It is part of --strategy: --strategy {told}."
     if "Did you mean" in message or "Choose from" in message:
         return message
     return f"{message} See {PROGRAM} {'--help' if name is None else f'{name} --help'}."

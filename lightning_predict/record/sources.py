@@ -82,6 +82,8 @@ def _recorded_file(source: str) -> Path | None:
     path = named_file(source)
     if path.is_dir() or path.name == "config.json":
         return None
+    if path.suffix == ".py":
+        raise InvalidArgumentError(f"{path} is a script; `lightning-predict run {path}` runs it with predictions.")
     return path if path.is_file() or path.suffix in RECORDED_SUFFIXES else None
 
 

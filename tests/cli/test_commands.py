@@ -103,7 +103,7 @@ def test_missing_output_folder_is_an_error_before_the_work(
     ("name", "content", "begins"),
     [
         ("runs.csv", "gpu,batch_size\nT4,64\n", "gpu,batch_size"),
-        ("train.py", "import torch\n", "import torch"),
+        ("train.sh", "srun python\n", "srun python"),
     ],
 )
 def test_other_file_is_not_called_truncated(name: str, content: str, begins: str, run: Run, tmp_path: Path) -> None:

@@ -151,6 +151,15 @@ def test_unknown_name_suggests_the_nearest() -> None:
         shipped("hf", "qwen/qwen2.5-7")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("gtp2", r"gpt2\?"), ("mixtral", "mistralai/Mixtral-8x7B"), ("resnt50", "(microsoft/)?resnet-?50")],
+)
+def test_typing_error_or_word_of_a_family_suggests_names(name: str, meant: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"Did you mean {meant}"):
+        parse_model_name(name)
+
+
 def test_another_kind_of_model_is_no_suggestion() -> None:
     with pytest.raises(InvalidArgumentError, match=r"with this package\. Otherwise fetch"):
         shipped("hf", "facebook/musicgen-small")

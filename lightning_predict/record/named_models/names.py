@@ -99,12 +99,17 @@ def _cached_configuration(name: str) -> Path | None:
 
 
 def _refusal(name: str) -> str:
-    """Return an error message with the most similar shipped names."""
+    """Return an error message with the most similar names."""
     names = [one for library in get_args(Library) for model in shipped_models(library).values() for one in model.names]
+    for module in ("timm", "torchvision.models"):
+        with suppress(ImportError):
+            names += import_module(module).list_models()
     by_word = {one.lower().rpartition("/")[2]: one for one in names}
     word = name.lower().rpartition("/")[2]
     near = difflib.get_close_matches(word, by_word, n=3, cutoff=0.7)
-    alike = [by_word[one] for one in near if one[:2] == word[:2]]  # `wav2vec2` is no typing error of `roberta`
+    near = [one for one in near if one[:1] == word[:1]]  # `wav2vec2` is no typing error of `roberta`
+    longer = sorted((one for one in by_word if len(word) > 2 and one.startswith(word)), key=len)[:3]  # `mixtral`
+    alike = [by_word[one] for one in longer or near]
     meant = f"Did you mean {' or '.join(alike)}? " if alike else ""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return f"model={shown(name)} is not known. {meant}Expected for example {EXAMPLES}."
