@@ -80,11 +80,12 @@ class BudgetFit(FitPart):
     def __init__(
         self, account: Account, settings: BudgetSettings, trainer: Trainer, *, switch_off: Callable[[], None]
     ) -> None:
+        super().__init__(trainer)
         self._agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
         self.is_alone = isinstance(self._agreement, SingleProcess)
         self.failure: str | None = None
         self.files = BudgetFiles(account, trainer)
-        self._account, self._settings, self._trainer, self._switch_off = account, settings, trainer, switch_off
+        self._account, self._settings, self._switch_off = account, settings, switch_off
         self._schedule: AgreementSchedule | None = None
         self._watch: BudgetWatch | None = None
         self._judge: Callable[[], BudgetVerdict] | None = None  # of a check that is due
@@ -246,9 +247,6 @@ class BudgetFit(FitPart):
             )
         self._judge = lambda: check_use(allowed.meters, 0.0)
         return self._decide(observer)
-
-    def _steps_done(self) -> int:
-        return self._trainer.global_step
 
     def _keep_ledger(self, observer: RunObserver) -> None:
         if self._watch is not None:

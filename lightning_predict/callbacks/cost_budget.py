@@ -25,7 +25,7 @@ from lightning_predict.callbacks.arguments import check_choice, check_steps
 from lightning_predict.callbacks.budget_files import Account
 from lightning_predict.callbacks.budget_fit import BudgetFit, BudgetSettings
 from lightning_predict.callbacks.hooks import FitCallback
-from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, warn
+from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import print_sentence
 from lightning_predict.callbacks.trainer_state import inactive_mode
 from lightning_predict.observe.ledger_file import LEDGER_STEM
@@ -140,10 +140,6 @@ class CostBudget(FitCallback):
     def stopping_reason(self) -> str | None:
         """Reason why the run was stopped; None if it was not stopped."""
         return self._account.stopping_reason
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the terms and the used amounts for copying and pickling, without the state of a running fit."""
-        return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | self._of_fit}
 
     state_key = STATE_KEY
     """Key in checkpoints. A Trainer may have several budgets that differ in the kinds of limits, the scope or the

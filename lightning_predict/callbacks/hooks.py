@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lightning_predict.base.guard import log_exceptions, log_exceptions_unless
-from lightning_predict.callbacks.lightning_packages import Callback
+from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback
 from lightning_predict.observe.run_observer import RunObserver
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ class FitPart:
 
     observer: RunObserver | None = None
     ends_with_training = False
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def _steps_done(self) -> int:
+        return self._trainer.global_step
 
     def starts_training(self) -> None:
         """Begin the training."""
@@ -82,11 +88,13 @@ class FitCallback(Callback):
     _fit: FitPart | None = None
     """State of the fit; None outside a fit, and on ranks that do nothing."""
 
-    _of_fit: Final = frozenset({"_fit", "_starts_quietly", "_ends_quietly"})
-    """Attributes that only a running fit has, which are neither copied nor pickled."""
-
     _starts_quietly: Callable[[], bool] = staticmethod(_is_quiet)
     _ends_quietly: Callable[[], bool] = staticmethod(_is_quiet)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for copying and pickling, without those that only a running fit has."""
+        left_out = LIGHTNINGS_OWN | {"_fit", "_starts_quietly", "_ends_quietly"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def _follow(self, fit: FitPart | None) -> None:
         """Begin a fit, or end it with None. Most steps call the two quiet methods only, without a call between."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -29,41 +28,22 @@ BUDGET_GROUP: Final = "run_budget"
 """Group of a budget's values in loggers. TensorBoard sorts groups by name, so the predictions appear first."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
-    """Options for the output of predictions.
-
-    Attributes:
-        verbose: Whether to print also methods, sources of prices and every note, and to log every quantity of every
-            GPU, not only step, total and cost of the relevant GPUs.
-        json_file: File for all predictions as JSON; None for no file.
-    """
-
-    with_table: bool = True
-    verbose: bool = False
-    json_file: str | None = None
-
-
-def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
+def log_and_save(
+    predictions: Predictions, ranking: Ranking, trainer: Trainer, *, verbose: bool, json_file: str | None
+) -> None:
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
-    if trainer.loggers:
-        _log(predictions, ranking, trainer, options)
-    if (file := options.json_file) is not None:
+    if loggers := trainer.loggers:
+        from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
+
+        step, seconds = logger_step(trainer), wait_seconds(trainer, FILE_SECONDS)
+        gpus = None if verbose else selected_gpus(ranking, predictions)
+        refusals = log_predictions(loggers, predictions, step=step, in_full=verbose, gpus=gpus, seconds=seconds)
+        for warning in (*refusals, *log_table(loggers, ranking_table(ranking), step=step, seconds=seconds)):
+            warn(warning)
+    if json_file is not None:
         from lightning_predict.reports.loggers import write_json
 
-        write_file(trainer, file, lambda: write_json(predictions, file), what=f"json_file={file!r}")
-
-
-def _log(predictions: Predictions, ranking: Ranking, trainer: Trainer, options: OutputOptions) -> None:
-    from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
-
-    step, seconds = logger_step(trainer), wait_seconds(trainer, FILE_SECONDS)
-    gpus = None if options.verbose else selected_gpus(ranking, predictions)
-    loggers, in_full = trainer.loggers, options.verbose
-    refusals = log_predictions(loggers, predictions, step=step, in_full=in_full, gpus=gpus, seconds=seconds)
-    for warning in (*refusals, *log_table(loggers, ranking_table(ranking), step=step, seconds=seconds)):
-        warn(warning)
+        write_file(trainer, json_file, lambda: write_json(predictions, json_file), what=f"{json_file=}")
 
 
 def write_file(trainer: Trainer, path: str | Path, write: Callable[[], object], *, what: str) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -28,8 +27,8 @@ from lightning_predict.base.files import PREDICTED_VARIABLE, PROGRESS_VARIABLE, 
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of, warn
-from lightning_predict.callbacks.output import OutputOptions, write_file
-from lightning_predict.callbacks.trainer_loop import TrainerLoop, sequence_length
+from lightning_predict.callbacks.output import write_file
+from lightning_predict.callbacks.trainer_loop import PredictionOptions, TrainerLoop, sequence_length
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.observe.clock import device_clock, host_clock
 from lightning_predict.observe.recorder import StepRecorder, ValidationRecorder
@@ -50,20 +49,6 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions:
-    """Options of `RuntimePredictor` beyond the request of predictions; its arguments describe them."""
-
-    warmup_steps: int
-    output: OutputOptions
-    meta_step: MetaStep | None = None
-    save_trace: str | None = None
-    progress_file: str | None = None
-    advice: bool = False
-    progress_bar: bool = True
-
-
-@final
 class PredictionFit(FitPart):
     """`RuntimePredictor` in one fit, on rank zero."""
 
@@ -78,10 +63,11 @@ class PredictionFit(FitPart):
         options: PredictionOptions,
         results: RunResults,
     ) -> None:
-        self._trainer, self._module, self._options, self._results = trainer, pl_module, options, results
+        super().__init__(trainer)
+        self._module, self._options, self._results = pl_module, options, results
         device = trainer.strategy.root_device
         self.observer = observer_of(trainer, device=device)
-        self._loop = TrainerLoop(trainer, self.observer, request, options.output)
+        self._loop = TrainerLoop(trainer, self.observer, request, options)
         self.session = RunSession(self._loop, request, self.observer, results)
         self._clock = device_clock(device)
         self._compiled_before = compilations()
@@ -110,9 +96,6 @@ class PredictionFit(FitPart):
             resident=modules_of_callbacks(self._trainer),
         )
 
-    def _steps_done(self) -> int:
-        return self._trainer.global_step
-
     # --- Hooks
 
     def starts_training(self) -> None:
@@ -127,7 +110,6 @@ class PredictionFit(FitPart):
             self._progress_file = ProgressFile.wanted(options.progress_file, trainer)
         self.steps = StepRecorder(
             warmup_steps=options.warmup_steps,
-            capture_steps=1,
             clock=self._clock,
             host_clock=None if trainer.strategy.root_device.type == "cpu" else host_clock(),
             new_session=lambda: self._new_session(trainer.optimizers),
@@ -354,7 +336,7 @@ class PredictionFit(FitPart):
         from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
 
         sizes = try_batch_sizes(meta_step, trace, self.session.request)
-        show_batch_sizes(sizes, self._trainer, with_table=self._options.output.with_table)
+        show_batch_sizes(sizes, self._trainer, with_table=self._options.with_table)
         self._results.batch_sizes = sizes
 
 

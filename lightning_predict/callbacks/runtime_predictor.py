@@ -21,7 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import shown
@@ -30,9 +30,9 @@ from lightning_predict.base.guard import keeps_random_state, log_exceptions, log
 from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.arguments import MetaStep, check_file, check_steps, checked_assumptions
 from lightning_predict.callbacks.hooks import FitCallback
-from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, rank_zero_info, warn
-from lightning_predict.callbacks.output import OutputOptions
-from lightning_predict.callbacks.prediction_fit import PredictionFit, PredictionOptions
+from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
+from lightning_predict.callbacks.prediction_fit import PredictionFit
+from lightning_predict.callbacks.trainer_loop import PredictionOptions
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
@@ -157,13 +157,16 @@ class RuntimePredictor(Predicts, FitCallback):
         self.gpus = gpus if isinstance(gpus, str) else tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
         self.usd_per_hour = usd_per_hour
-        self.meta_step = meta_step
-        self.save_trace = None if save_trace is None else fspath(save_trace)
         self.progress_file: str | None = None
-        self.progress_bar = progress_bar
-        self._advice = advice
-        self._output = OutputOptions(
-            with_table=print_table, verbose=verbose, json_file=None if json_file is None else fspath(json_file)
+        self._options = PredictionOptions(
+            warmup_steps=warmup_steps,
+            with_table=print_table,
+            verbose=verbose,
+            json_file=None if json_file is None else fspath(json_file),
+            meta_step=meta_step,
+            save_trace=None if save_trace is None else fspath(save_trace),
+            advice=advice,
+            progress_bar=progress_bar,
         )
         self._request = PredictionRequest(
             layouts=layouts,
@@ -186,10 +189,6 @@ class RuntimePredictor(Predicts, FitCallback):
         """Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested."""
         return self._results.advice
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return arguments and results for copying and pickling, without the state of a running fit."""
-        return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | self._of_fit}
-
     @log_exceptions
     @keeps_random_state
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -206,15 +205,7 @@ class RuntimePredictor(Predicts, FitCallback):
         elif trainer.is_global_zero:
             for name in ("lightning_predict.prediction", "lightning_predict.kernels.families"):
                 import_module(name)  # now, so that no step of the fit waits for the import
-            options = PredictionOptions(
-                warmup_steps=self.warmup_steps,
-                output=self._output,
-                meta_step=self.meta_step,
-                save_trace=self.save_trace,
-                progress_file=self.progress_file,
-                advice=self._advice,
-                progress_bar=self.progress_bar,
-            )
+            options = replace(self._options, warmup_steps=self.warmup_steps, progress_file=self.progress_file)
             self._follow(PredictionFit(trainer, pl_module, self._request, options, self._results))
 
     def _is_recorded(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
+from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import leaves_of_batch, warn
 from lightning_predict.callbacks.output import (
-    OutputOptions,
     log_and_save,
     log_values,
     print_on_rank_zero,
@@ -44,6 +45,22 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """Options of `RuntimePredictor` beyond the request of predictions; its arguments describe them."""
+
+    warmup_steps: int
+    with_table: bool
+    verbose: bool
+    json_file: str | None
+    meta_step: MetaStep | None
+    save_trace: str | None
+    progress_file: str | None = None
+    advice: bool
+    progress_bar: bool
+
+
+@final
 class TrainerLoop(Loop):
     """Training loop of a Trainer.
 
@@ -56,8 +73,9 @@ class TrainerLoop(Loop):
     name = "RuntimePredictor"
 
     def __init__(
-        self, trainer: Trainer, observer: RunObserver, request: PredictionRequest, options: OutputOptions
+        self, trainer: Trainer, observer: RunObserver, request: PredictionRequest, options: PredictionOptions
     ) -> None:
+        super().__init__(None, show=None)
         self._trainer, self._observer, self._request, self._options = trainer, observer, request, options
         self.world_size, self.num_nodes = trainer.world_size, trainer.num_nodes
         self.window_size = WindowSize()
@@ -128,7 +146,8 @@ class TrainerLoop(Loop):
 
     def publish(self, predictions: Predictions, ranking: Ranking) -> None:
         """Log the predictions at the current step, and write the JSON file."""
-        log_and_save(predictions, ranking, self._trainer, self._options)
+        options = self._options
+        log_and_save(predictions, ranking, self._trainer, verbose=options.verbose, json_file=options.json_file)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log values at the current step."""

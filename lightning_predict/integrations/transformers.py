@@ -28,8 +28,8 @@ from lightning_predict.observe.memory_risks import MemoryFacts
 from lightning_predict.observe.meters import BudgetArguments, Terms
 from lightning_predict.observe.rank_agreement import TIMEOUT_SHARE, WAIT_SECONDS
 from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
-from lightning_predict.observe.run_session import PredictionRequest, Predicts, RunResults
-from lightning_predict.observe.watched_loop import WatchedLoop, WatchedRun
+from lightning_predict.observe.run_session import Loop, PredictionRequest, Predicts, RunResults
+from lightning_predict.observe.watched_loop import WatchedRun
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.reports.predictions import Predictions
@@ -202,7 +202,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
             run.stop()
 
 
-class TransformersLoop(WatchedLoop):
+class TransformersLoop(Loop):
     """Training loop of Hugging Face's Trainer. A batch is a whole step, because the Trainer reports only whole steps.
 
     Attributes:

@@ -217,23 +217,3 @@ class AgreementSchedule:
         """Count a batch. Return whether the ranks must decide now."""
         self._left -= 1
         return self._left <= 0
-
-
-@final
-class JointStop:
-    """Ends a loop on all ranks after the same step."""
-
-    def __init__(self, agreement: RankAgreement) -> None:
-        self._agreement = agreement
-        self._schedule = AgreementSchedule()
-
-    def reason(self, ask: Callable[[], Decision], failure: str | None = None) -> str | None:
-        """Count a step on every rank, and return why to stop after it; None to go on.
-
-        Rank zero's `ask` returns the `reason`, and the number of `batches` until the next decision.
-        """
-        if not self._schedule.on_batch_end():
-            return None
-        decision = self._agreement.agree(ask, failure=failure)
-        self._schedule.agree_after(decision["batches"])
-        return None if decision["reason"] is None else str(decision["reason"])

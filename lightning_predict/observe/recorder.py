@@ -57,7 +57,6 @@ def next_action(
     *,
     windows_timed: int | None = None,
     warmup_steps: int,
-    records_wanted: int,
     full_windows_after: int | None,
     is_short: bool,
 ) -> WindowAction:
@@ -71,12 +70,11 @@ def next_action(
         step_seconds: Times of the previous windows that are of the same kind as the last window.
         windows_timed: Number of timed windows of any kind; None if all windows are of one kind.
         warmup_steps: Number of windows to time before recording.
-        records_wanted: Number of windows that are still to be recorded.
         full_windows_after: Number of full-length windows after the next window until the run ends; None if unknown.
         is_short: Whether the next window is the shorter window at the end of an epoch.
     """
     timed = len(step_seconds) if windows_timed is None else windows_timed
-    has_room = full_windows_after is None or full_windows_after >= records_wanted
+    has_room = full_windows_after is None or full_windows_after >= 1
     if is_short and has_room:
         return "skip"
     if not step_seconds:
@@ -303,7 +301,6 @@ class StepRecorder:
 
     Args:
         warmup_steps: Number of windows to time before the first recording.
-        capture_steps: Number of consecutive windows to record.
         clock: Returns seconds after waiting for the device.
         host_clock: Returns seconds of the same clock without waiting; None on the CPU, where no wait is necessary and
             no block of steps is timed.
@@ -318,7 +315,6 @@ class StepRecorder:
         self,
         *,
         warmup_steps: int,
-        capture_steps: int,
         clock: Callable[[], float],
         host_clock: Callable[[], float] | None = None,
         new_session: Callable[[], CaptureSession],
@@ -330,7 +326,7 @@ class StepRecorder:
         self.count = count
         count.is_followed = True
         self.is_finished = False
-        self._warmup_steps, self._capture_steps = warmup_steps, capture_steps
+        self._warmup_steps = warmup_steps
         self._clock, self._host_clock = clock, host_clock
         self._new_session = new_session
         self._optimizers = tuple(optimizers)
@@ -546,16 +542,15 @@ class StepRecorder:
             return "run"
         self._block.breaks()
         seen = self._seen
-        if len(seen.recorded) < self._capture_steps:
+        if not seen.recorded:
             action = next_action(
                 seen.seconds_like_the_last(),
                 windows_timed=len(seen.timed),
                 warmup_steps=self._warmup_steps,
-                records_wanted=self._capture_steps - len(seen.recorded),
                 full_windows_after=full_windows_after,
                 is_short=is_short,
             )
-            is_first = action == "record" and not seen.recorded and not self._rejected
+            is_first = action == "record" and not self._rejected
             return "run" if is_first and self._steps_of_block(full_windows_after) else action
         if is_short or self._is_complete():
             return "skip"
@@ -597,7 +592,7 @@ class StepRecorder:
             return
         seen.windows.append(kind)
         known = {seen.kinds[one.number] for one in seen.recorded}
-        if len(seen.recorded) < self._capture_steps or seen.kinds[number] not in known:
+        if seen.kinds[number] not in known:
             optimizers = frozenset(now.due | updated)
             seen.recorded.append(
                 Recorded(session=session, window=window, batches=now.batches, number=number, optimizers=optimizers)
@@ -612,7 +607,7 @@ class StepRecorder:
 
     def _trace_if_due(self) -> Trace | None:
         seen = self._seen
-        if not seen.recorded or (len(seen.recorded) < self._capture_steps and not self._now.is_last):
+        if not seen.recorded:
             return None
         self._finishes()
         if self._is_settled:

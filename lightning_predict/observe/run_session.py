@@ -19,7 +19,6 @@ printed before, or recommends another GPU, one line is printed and the predictio
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
@@ -27,29 +26,38 @@ from typing import TYPE_CHECKING, Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.files import FILE_SECONDS, history_path, in_hook
-from lightning_predict.base.guard import keeps_random_state, own_error
+from lightning_predict.base.guard import keeps_random_state, log_warning, own_error
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, TimedForecast
-from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, memory_risks
+from lightning_predict.observe.memory_risks import (
+    MemoryFacts,
+    MemoryRisk,
+    longest_sequence,
+    memory_risks,
+    missing_state_bytes,
+    recorded_length,
+)
 from lightning_predict.observe.predicted_vs_actual import (
     Outcome,
     OutcomeTimer,
     expected_outcome,
     with_current_step_time,
 )
-from lightning_predict.observe.remaining import HookMoment
+from lightning_predict.observe.remaining import HookMoment, Position
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
-from lightning_predict.reports.format import duration, duration_interval, width_at_hand
+from lightning_predict.reports.format import duration, duration_interval, print_text, width_at_hand
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines, with_article
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.workload import Workload
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from lightning_predict.advice.advice_text import Advice
     from lightning_predict.advice.largest_batch import LargestBatch
 
@@ -136,32 +144,62 @@ class LoopProgress:
     batches_of_run: int | None
 
 
-class Loop(ABC):
+class Loop:
     """Training loop around a session: its progress, and the output of results.
+
+    This class is a loop of steps, without validation and checkpoints. Each trainer has a subclass.
+
+    Args:
+        total_steps: Number of optimizer steps of the loop; None if unknown.
+        show: Prints a text; None prints nothing.
+        verbose: Whether to show methods, sources of prices and every note, too.
 
     Attributes:
         name: Name of the watcher at the start of messages.
+        decides_alone: Whether a rank decides about the budget alone if the others do not watch their loop.
         world_size: Number of processes.
         num_nodes: Number of machines.
         batches_per_step: Number of batches of a recorded step, if the loop reports only whole steps; None otherwise.
+        loader: Loader of the training batches; None if unknown.
     """
 
-    name: str
+    name = "watch"
+    decides_alone = True
     world_size: int = 1
     num_nodes: int = 1
     batches_per_step: int | None = None
 
-    @abstractmethod
-    def inputs(self, moment: HookMoment) -> ForecastInputs:
-        """Return the inputs of a forecast."""
+    def __init__(self, total_steps: int | None, *, show: Callable[[str], object] | None, verbose: bool = False) -> None:
+        self.total_steps, self.print, self.verbose = total_steps, show, verbose
+        self.steps = 0
+        self.optimizers: tuple[Optimizer, ...] = ()
+        self.loader: object = None
 
-    @abstractmethod
+    def inputs(self, moment: HookMoment) -> ForecastInputs:  # noqa: ARG002
+        """Return the inputs of a forecast: here the position in the steps, which is all that is known."""
+        return ForecastInputs(
+            position=Position(
+                epoch=0,
+                batches_done=self.steps,
+                batches_per_epoch=None,
+                optimizer_steps_done=self.steps,
+                max_steps=self.total_steps,
+                accumulation={0: 1},
+            )
+        )
+
     def progress(self) -> LoopProgress:
-        """Return the finished part of the whole run, with its length."""
+        """Return the finished part of the whole run, with its length. Here, a batch is a whole step."""
+        return LoopProgress(self.steps, self.steps, self.total_steps)
 
-    @abstractmethod
     def memory_facts(self, trace: Trace) -> MemoryFacts:
         """Return the facts about later parts of the run that determine their memory."""
+        length = recorded_length(trace)
+        return MemoryFacts(
+            state_bytes=sum(missing_state_bytes(optimizer) or 0 for optimizer in self.optimizers),
+            length=length,
+            longest=None if length is None else longest_sequence(self.loader),
+        )
 
     def strategy(self) -> Strategy:
         """Return how the loop would share the work among several GPUs."""
@@ -175,26 +213,32 @@ class Loop(ABC):
         """Return how long the loop may wait for files and predictions; at most `longest`."""
         return longest
 
-    @abstractmethod
     def show(self, text: Callable[[], str]) -> None:
         """Print a text of several lines, if tables are printed."""
+        failure = None if self.print is None else print_text(text, self.print)
+        if failure is not None:
+            self.warn(f"{self.name} could not print its prediction: {failure}")
 
-    @abstractmethod
-    def table(self, predictions: Predictions, reason: str | None) -> str:
+    def table(self, predictions: Predictions, reason: str | None) -> str:  # noqa: ARG002
         """Return the table of predictions, below the reason for a new table."""
+        return predictions.text(verbose=self.verbose)
 
-    @abstractmethod
     def say(self, sentence: str) -> None:
         """Print a sentence."""
+        self.show(lambda: sentence)
 
-    @abstractmethod
     def warn(self, message: str) -> None:
         """Show a warning."""
+        log_warning(message)
 
-    def publish(self, predictions: Predictions, ranking: Ranking) -> None:  # noqa: B027
+    def fails(self, error: Exception) -> None:
+        """Report an error, after which nothing is predicted any more."""
+        log_warning(f"{self.name} stopped predicting; the loop continues: {type(error).__name__}: {error}")
+
+    def publish(self, predictions: Predictions, ranking: Ranking) -> None:
         """Log and save new predictions."""
 
-    def log(self, values: Mapping[str, float]) -> None:  # noqa: B027
+    def log(self, values: Mapping[str, float]) -> None:
         """Log values of the outcome."""
 
     @property

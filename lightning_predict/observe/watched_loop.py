@@ -11,13 +11,13 @@ Example::
     print(run.outcome.sentence)
 
 Each `step()` ends one step and begins the next. A trainer with validation, checkpoints or step hooks reports them to
-the `observer`, and describes itself with a `WatchedLoop` of its own.
+the `observer`, and describes itself with a `Loop` of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypeVar, final
 
@@ -31,35 +31,19 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.observe.budget import BudgetWatch, batches_between_checks
 from lightning_predict.observe.clock import device_clock, host_clock, ledger_clock
-from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun
-from lightning_predict.observe.memory_risks import (
-    MemoryFacts,
-    longest_sequence,
-    missing_state_bytes,
-    recorded_length,
-)
+from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.observe.meters import BudgetArguments, Ledger, RentedMachine, Terms, gpu_name_in_use
 from lightning_predict.observe.rank_agreement import (
     WAIT_SECONDS,
-    JointStop,
+    AgreementSchedule,
     MissingRankError,
+    RankAgreement,
     agreement_of_ranks,
     rank_in_use,
 )
 from lightning_predict.observe.recorder import StepRecorder
-from lightning_predict.observe.remaining import HookMoment, Position
 from lightning_predict.observe.run_observer import RunObserver
-from lightning_predict.observe.run_session import (
-    Loop,
-    LoopProgress,
-    PredictionRequest,
-    Predicts,
-    RunResults,
-    RunSession,
-)
-from lightning_predict.record.trace import Trace
-from lightning_predict.reports.format import print_text
-from lightning_predict.reports.predictions import Predictions
+from lightning_predict.observe.run_session import Loop, PredictionRequest, Predicts, RunResults, RunSession
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +106,7 @@ def watch(
     device = torch.device(device)
     terms, gpu = Terms.checked(usd=usd, usd_per_hour=usd_per_hour, **limits), gpu_name_in_use(device)
     prices = None if gpu is None or usd_per_hour is None else {gpu: usd_per_hour}
-    loop = WatchedLoop(total_steps, show=print if print_table else None)
+    loop = Loop(total_steps, show=print if print_table else None)
     loop.optimizers = tuple(optimizers)
     return WatchedRun(
         loop,
@@ -138,77 +122,6 @@ def watch(
     )
 
 
-class WatchedLoop(Loop):
-    """A loop of steps, without validation and checkpoints.
-
-    Args:
-        total_steps: Number of optimizer steps of the loop; None if unknown.
-        show: Prints a text; None prints nothing.
-        verbose: Whether to show methods, sources of prices and every note, too.
-
-    Attributes:
-        decides_alone: Whether a rank decides about the budget alone if the others do not watch their loop.
-        loader: Loader of the training batches; None if unknown.
-    """
-
-    name = "watch"
-    decides_alone = True
-
-    def __init__(self, total_steps: int | None, *, show: Callable[[str], None] | None, verbose: bool = False) -> None:
-        self.total_steps, self.print, self.verbose = total_steps, show, verbose
-        self.steps = 0
-        self.optimizers: tuple[Optimizer, ...] = ()
-        self.loader: object = None
-
-    def inputs(self, moment: HookMoment) -> ForecastInputs:  # noqa: ARG002
-        """Return the position in the steps, which is all that is known."""
-        return ForecastInputs(
-            position=Position(
-                epoch=0,
-                batches_done=self.steps,
-                batches_per_epoch=None,
-                optimizer_steps_done=self.steps,
-                max_steps=self.total_steps,
-                accumulation={0: 1},
-            )
-        )
-
-    def progress(self) -> LoopProgress:
-        """Return the numbers of steps, because a batch is a whole step."""
-        return LoopProgress(self.steps, self.steps, self.total_steps)
-
-    def memory_facts(self, trace: Trace) -> MemoryFacts:
-        """Return what the optimizers, the recorded step and the loader tell."""
-        length = recorded_length(trace)
-        return MemoryFacts(
-            state_bytes=sum(missing_state_bytes(optimizer) or 0 for optimizer in self.optimizers),
-            length=length,
-            longest=None if length is None else longest_sequence(self.loader),
-        )
-
-    def show(self, text: Callable[[], str]) -> None:
-        """Print a text, unless nothing is printed."""
-        failure = None if self.print is None else print_text(text, self.print)
-        if failure is not None:
-            self.warn(f"{self.name} could not print its prediction: {failure}")
-
-    def table(self, predictions: Predictions, reason: str | None) -> str:  # noqa: ARG002
-        """Return the table."""
-        return predictions.text(verbose=self.verbose)
-
-    def say(self, sentence: str) -> None:
-        """Print a sentence, unless nothing is printed."""
-        self.show(lambda: sentence)
-
-    def warn(self, message: str) -> None:
-        """Log a warning."""
-        log_warning(message)
-
-    def fails(self, error: Exception) -> None:
-        """Report an error, after which nothing is predicted any more."""
-        log_warning(f"{self.name} stopped predicting; the loop continues: {type(error).__name__}: {error}")
-
-
 @final
 class WatchedRun(Predicts):
     """Training loop that is watched; see `watch`.
@@ -222,7 +135,7 @@ class WatchedRun(Predicts):
 
     def __init__(
         self,
-        loop: WatchedLoop,
+        loop: Loop,
         request: PredictionRequest,
         terms: Terms,
         *,
@@ -246,7 +159,6 @@ class WatchedRun(Predicts):
         if records:
             self._recorder = StepRecorder(
                 warmup_steps=warmup_steps,
-                capture_steps=1,
                 clock=device_clock(device),
                 host_clock=None if device.type == "cpu" else host_clock(),
                 new_session=self._new_session,
@@ -255,7 +167,8 @@ class WatchedRun(Predicts):
             )
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
-        self._joint: JointStop | None = None
+        self._agreement: RankAgreement | None = None
+        self._schedule = AgreementSchedule()
         self._rank, self._has_met = 0, False
         self._reason: str | None = None
         self._failure: str | None = None
@@ -288,7 +201,7 @@ class WatchedRun(Predicts):
             )
         agreement = agreement_of_ranks(self._rank, ranks, self._wait_seconds)
         if ranks > 1 and agreement is not None:
-            self._joint, self._loop.world_size = JointStop(agreement), ranks
+            self._agreement, self._loop.world_size = agreement, ranks
             self._loop.print = self._loop.print if self._rank == 0 else None
 
     @log_exceptions
@@ -422,7 +335,7 @@ class WatchedRun(Predicts):
         """Stop if the budget is exceeded, on all ranks after the same step."""
         if self.should_stop:
             return
-        reason = self._reason if self._joint is None else self._joint_reason(self._joint)
+        reason = self._reason if self._agreement is None else self._joint_reason(self._agreement)
         if reason is None or self._is_off:
             return
         self.should_stop, self.stopping_reason = True, reason
@@ -432,12 +345,15 @@ class WatchedRun(Predicts):
         if self._rank == 0:
             log_warning(f"{self._loop.name}: {reason}. Stop this loop.")
 
-    def _joint_reason(self, joint: JointStop) -> str | None:
+    def _joint_reason(self, agreement: RankAgreement) -> str | None:
         """Return the common reason to stop. If not all ranks watch their loop, this process decides alone."""
-        self._joint = None  # an error in the exchange is the last one
+        if not self._schedule.on_batch_end():
+            return None
+        self._agreement = None  # an error in the exchange is the last one
         try:
-            reason = joint.reason(
-                lambda: {"reason": self._reason, "batches": batches_between_checks(self.observer)}, self._failure
+            decision = agreement.agree(
+                lambda: {"reason": self._reason, "batches": batches_between_checks(self.observer)},
+                failure=self._failure,
             )
         except MissingRankError as error:
             if self._has_met or not self._loop.decides_alone:
@@ -445,7 +361,9 @@ class WatchedRun(Predicts):
             self._rank = 0
             log_warning(f"{self._loop.name}: {error}, so this process decides alone. Watch the loop on every rank.")
             return self._reason
-        self._joint, self._has_met = joint, True
+        self._schedule.agree_after(decision["batches"])
+        self._agreement, self._has_met = agreement, True
+        reason: str | None = decision["reason"]
         return reason
 
     @log_exceptions

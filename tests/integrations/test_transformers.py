@@ -207,7 +207,7 @@ FUNCTIONS_OF_OURS = (
     "prediction.predict_workload",
     "observe.run_observer.forecast_rest",
     "observe.run_session.read_history",
-    "observe.watched_loop.print_text",
+    "observe.run_session.print_text",
     "observe.run_observer.RunObserver.on_batch_start",
     "observe.run_observer.RunObserver.on_batch_end",
     "observe.run_observer.RunObserver.on_validation_start",

@@ -117,18 +117,14 @@ def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one()
 def test_action_for_the_next_window(
     seconds: list[float], full_windows_after: int | None, is_short: bool, expected: str
 ) -> None:
-    action = next_action(
-        seconds, warmup_steps=3, records_wanted=1, full_windows_after=full_windows_after, is_short=is_short
-    )
+    action = next_action(seconds, warmup_steps=3, full_windows_after=full_windows_after, is_short=is_short)
     assert action == expected
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from([1e-3, 1.0, 7.0, 1e3]), min_size=12, max_size=12))
 def test_warmup_ends_for_any_step_times(warmup_steps: int, seconds: list[float]) -> None:
     actions = [
-        next_action(
-            seconds[:timed], warmup_steps=warmup_steps, records_wanted=1, full_windows_after=None, is_short=False
-        )
+        next_action(seconds[:timed], warmup_steps=warmup_steps, full_windows_after=None, is_short=False)
         for timed in range(12)
     ]
     assert actions[:warmup_steps] == ["time"] * warmup_steps
@@ -198,7 +194,5 @@ def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
 
 def test_window_is_compared_with_its_own_kind_only() -> None:
     # Three windows were timed, one of the last kind: it has nothing to settle against.
-    action = next_action(
-        [9.0], windows_timed=3, warmup_steps=3, records_wanted=1, full_windows_after=99, is_short=False
-    )
+    action = next_action([9.0], windows_timed=3, warmup_steps=3, full_windows_after=99, is_short=False)
     assert action == "record"

@@ -82,7 +82,6 @@ class Loop:
         self,
         *,
         warmup_steps: int = 2,
-        capture_steps: int = 1,
         accumulates: int = 1,
         is_manual: bool = False,
         optimizers: int = 0,
@@ -102,7 +101,6 @@ class Loop:
         self.count.start_training(optimizer_steps_done=0, is_manual=is_manual)
         self.recorder = StepRecorder(
             warmup_steps=warmup_steps,
-            capture_steps=capture_steps,
             clock=self.clock,
             host_clock=None if device_seconds is None else lambda: self.clock.seconds,
             new_session=self.new_session,
@@ -254,14 +252,6 @@ def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
     assert traces[5].step_seconds == (2.0,)
     assert (traces[5].batches, traces[5].samples) == (2, 16)
     assert loop.sessions[0].events == ["start", "stop", "start", "stop"]
-
-
-def test_of_three_recorded_steps_the_one_of_middle_length_counts() -> None:
-    loop = Loop(capture_steps=3)
-    traces = [loop.batch(seconds) for seconds in (1.0, 1.0, 9.0, 4.0, 5.0)]
-    assert traces[:4] == [None] * 4
-    assert traces[4] is not None
-    assert traces[4].recorder == "session 2"
 
 
 def test_a_step_that_is_slow_to_settle_is_waited_for() -> None:
