@@ -25,26 +25,26 @@ def check_steps(name: str, steps: int, *, what: str = "a number of steps") -> No
 
 def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
     """Return the assumptions, or the defaults; reject missing weights, and fields that have no use."""
-    found = Assumptions() if assumptions is None else assumptions
-    if not isinstance(found, Assumptions):
+    given = Assumptions() if assumptions is None else assumptions
+    if not isinstance(given, Assumptions):
         raise InvalidArgumentError(
-            f"assumptions={shown(found)} is not an Assumptions; expected, for example, "
+            f"assumptions={shown(given)} is not an Assumptions; expected, for example, "
             "lightning_predict.assumptions.Assumptions(host='fast')."
         )
-    if found.strategy != Strategy() or found.history:
+    if given.strategy != Strategy() or given.history:
         raise InvalidArgumentError(
             "RuntimePredictor ignores strategy and history of its assumptions; give strategy=..., and leave out the "
             "history, which comes from earlier runs."
         )
-    if found.cores_per_node is not None:
-        check_steps("cores_per_node", found.cores_per_node, what="a number of cores")
-    source = weights_source(found.weights)
+    if given.cores_per_node is not None:
+        check_steps("cores_per_node", given.cores_per_node, what="a number of cores")
+    source = weights_source(given.weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
             f"weights={source.path!r} does not exist; give a file or folder of weights, or leave it out for the "
             "weights that come with the package."
         )
-    return replace(found, weights=source)
+    return replace(given, weights=source)
 
 
 def check_file(

@@ -68,17 +68,17 @@ def _on_meta(meta_step: MetaStep, trace: Trace) -> Trace:
     return captured
 
 
-def show_batch_sizes(found: Sequence[LargestBatch], trainer: Trainer, *, with_table: bool) -> None:
+def show_batch_sizes(batches: Sequence[LargestBatch], trainer: Trainer, *, with_table: bool) -> None:
     """Print the largest batches, and log them at the current step."""
-    if not found:
+    if not batches:
         return
-    width = max(len(batch.gpu) for batch in found)
-    lines = [f"{batch.gpu:<{width}}  {_line(batch)}" for batch in found]
+    width = max(len(batch.gpu) for batch in batches)
+    lines = [f"{batch.gpu:<{width}}  {_line(batch)}" for batch in batches]
     if with_table:
         print_on_rank_zero(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
         print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
     values = {}
-    for batch in found:
+    for batch in batches:
         if batch.batch_size is not None and batch.samples_per_second is not None:
             values[f"{batch.gpu}/largest_batch_size"] = float(batch.batch_size)
             values[f"{batch.gpu}/largest_batch_samples_per_second"] = batch.samples_per_second
@@ -86,7 +86,7 @@ def show_batch_sizes(found: Sequence[LargestBatch], trainer: Trainer, *, with_ta
         key="predict/batch_size",
         columns=("gpu", "batch_size", "samples_per_second", "usd_per_million_samples"),
         rows=tuple(
-            (each.gpu, each.batch_size, each.samples_per_second, each.usd_per_million_samples) for each in found
+            (each.gpu, each.batch_size, each.samples_per_second, each.usd_per_million_samples) for each in batches
         ),
         markdown="\n".join(f"- {line}" for line in lines),
     )

@@ -358,8 +358,8 @@ class BudgetFit(FitPart):
         verdict = GO_ON if self._watch is None else self._watch.check_validation(rest)
         if verdict.action == "stop":
             self._notify(verdict)
-        found = {"action": verdict.action, "reason": verdict.reason}
-        return found if verdict.action == "go on" else found | {"checkpoint": self.files.claim_checkpoint()}
+        decision = {"action": verdict.action, "reason": verdict.reason}
+        return decision if verdict.action == "go on" else decision | {"checkpoint": self.files.claim_checkpoint()}
 
     def _log(self, watch: BudgetWatch, verdict: BudgetVerdict) -> None:
         """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""

@@ -131,7 +131,7 @@ class CostBudget(FitCallback):
         self.warmup_steps = warmup_steps
         names = "+".join((*self.terms.limits, *(["deadline"] if self.terms.deadline else [])))
         self.state_key = ".".join(
-            (STATE_KEY, *(one for one in (names, scope, on_exceed) if one not in ("usd", "cumulative", "stop")))
+            (STATE_KEY, *(word for word in (names, scope, on_exceed) if word not in ("usd", "cumulative", "stop")))
         )
         self._account = Account()
         self._has_lost_state = False
@@ -149,10 +149,10 @@ class CostBudget(FitCallback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restore the used amounts that a budget of another kind has stored, or an earlier version of this package."""
         states = checkpoint.get("callbacks") or {}
-        found = {key: state for key, state in states.items() if str(key).startswith(STATE_KEY)}
-        if found and self.state_key not in found:
+        saved = {key: state for key, state in states.items() if str(key).startswith(STATE_KEY)}
+        if saved and self.state_key not in saved:
             earlier = f"{STATE_KEY}.warn" if self.on_exceed == "warn" else STATE_KEY  # once for all limits and scopes
-            for state in [found[earlier]] if earlier in found else found.values():  # the most of each amount counts
+            for state in [saved[earlier]] if earlier in saved else saved.values():  # the most of each amount counts
                 self.load_state_dict(state)
 
     @fallback_on_error(dict, _warn_state_lost)

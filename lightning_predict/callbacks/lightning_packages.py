@@ -127,8 +127,8 @@ def samples_of(batch: object) -> int | None:
 def shapes_of(batch: object) -> tuple[object, ...] | None:
     """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read."""
     with torch._C.DisableTorchFunction():
-        found = tuple(_shapes(batch))
-    return None if None in found else found
+        shapes = tuple(_shapes(batch))
+    return None if None in shapes else shapes
 
 
 def leaves_of_batch(value: object) -> Iterator[object]:
@@ -150,7 +150,7 @@ def _members(value: object) -> dict[Any, object] | None:
         if issubclass(kind, sequence):
             return dict(enumerate(sequence.__iter__(value)))  # type: ignore[arg-type]
     if is_dataclass(kind):  # with slots, it has no `__dict__`
-        return {one.name: _attribute(value, one.name) for one in fields(kind)}
+        return {row.name: _attribute(value, row.name) for row in fields(kind)}
     return dict(vars(value)["data"]) if issubclass(kind, UserDict) else None
 
 
@@ -158,9 +158,9 @@ def _attribute(value: object, name: str) -> Any:
     """Return an attribute that a value has without a `__getattr__` of the user; None otherwise."""
     if type(value) is torch.Tensor:  # no code of the user: a timed step does not wait until generators are saved
         return getattr(value, name)
-    found = getattr_static(value, name, None)
-    if found is None or type(found) is torch.Tensor:  # missing, or a field of a dataclass
-        return found
+    attribute = getattr_static(value, name, None)
+    if attribute is None or type(attribute) is torch.Tensor:  # missing, or a field of a dataclass
+        return attribute
     return keeps_random_state(getattr)(value, name, None)
 
 

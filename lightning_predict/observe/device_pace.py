@@ -113,10 +113,10 @@ class DevicePace:
             group_size: Number of consecutive cycles that differ by position, such as the batches of an optimizer step.
             remaining: Number of remaining cycles of the run.
         """
-        found = self._cycles.estimate(group_size=group_size, remaining=remaining)
-        if found is None and self.seconds is not None:
-            found = estimate_mean([self.seconds] * self._batches, remaining=remaining)
-        return found
+        cycles = self._cycles.estimate(group_size=group_size, remaining=remaining)
+        if cycles is None and self.seconds is not None:
+            cycles = estimate_mean([self.seconds] * self._batches, remaining=remaining)
+        return cycles
 
     def at_best(self, group_size: int) -> DevicePace:
         """Return a copy in which every cycle is the best so far. A measured time without cycles may hold a stall."""

@@ -272,7 +272,7 @@ def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
         use=Use.parse({name: record.member(name).number() for name in names}),
         date=record.member("date").text(),
         jobs=record.optional(
-            "jobs", lambda jobs: {name: one.integer() for name, one in jobs.members().items()}, dict[str, int]()
+            "jobs", lambda jobs: {name: job.integer() for name, job in jobs.members().items()}, dict[str, int]()
         ),
         command=record.optional("command", Checked.text, ""),
         process=record.optional("process", Checked.text, ""),
@@ -294,10 +294,10 @@ def _stems(folder: str) -> set[str]:
     """List the ledgers in a folder, without their suffix."""
     if is_url(folder):
         system, place = _file_system(folder)
-        found = system.ls(place, detail=False) if system.isdir(place) else []
+        paths = system.ls(place, detail=False) if system.isdir(place) else []
     else:
-        found = os.listdir(folder) if os.path.isdir(folder) else []
-    names = {os.path.basename(str(path).rstrip("/")) for path in found}
+        paths = os.listdir(folder) if os.path.isdir(folder) else []
+    names = {os.path.basename(str(path).rstrip("/")) for path in paths}
     return {name.removesuffix(".json") for name in names if name.startswith(LEDGER_STEM) and name.endswith(".json")}
 
 
@@ -340,5 +340,5 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 def _file_system(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it, from fsspec, which Lightning uses for its own files."""
-    found: tuple[Any, str] = import_module("fsspec.core").url_to_fs(os.fspath(path))
-    return found
+    place: tuple[Any, str] = import_module("fsspec.core").url_to_fs(os.fspath(path))
+    return place

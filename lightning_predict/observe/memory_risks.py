@@ -90,9 +90,9 @@ class MemoryRisk:
 
 def memory_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
     """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown."""
-    for one in _candidate_risks(trace, rest_of_run):
-        if one.need.memory_fit not in (None, "fits"):
-            yield one
+    for risk in _candidate_risks(trace, rest_of_run):
+        if risk.need.memory_fit not in (None, "fits"):
+            yield risk
 
 
 def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
@@ -104,7 +104,7 @@ def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryR
     )
     if gpu is None or not steps:
         return
-    step = max(steps, key=lambda one: one.bytes)
+    step = max(steps, key=lambda kind: kind.bytes)
     risk = partial(MemoryRisk, gpu=gpu.name, is_bound=False)
     if rest_of_run.state_bytes:
         yield risk(
@@ -148,11 +148,11 @@ class _StepMemory:
     """
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
-        found = step_memory(_without_cached_segments(trace))
-        assert found is not None  # checked by the caller
+        memory_of_step = step_memory(_without_cached_segments(trace))
+        assert memory_of_step is not None  # checked by the caller
         memory = trace.memory
-        self.trace, self._gpu, self._relative = trace, gpu, found.relative
-        self.bytes = found.bytes_on(gpu) - found.releasable_bytes
+        self.trace, self._gpu, self._relative = trace, gpu, memory_of_step.relative
+        self.bytes = memory_of_step.bytes_on(gpu) - memory_of_step.releasable_bytes
         known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
         self.persistent_bytes = min(sum(size or 0 for size in known), self.bytes)
 
@@ -187,7 +187,7 @@ class _StepMemory:
             samples: Number of samples of the batch.
         """
         if validation is None and self._is_scalable:  # the forward pass, without tensors saved for backward
-            forward = tuple(one for one in self.trace.operations if one.phase == "forward")
+            forward = tuple(operation for operation in self.trace.operations if operation.phase == "forward")
             memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
             validation = replace(self.trace, operations=forward, held=(), memory=memory)
         if (
@@ -249,7 +249,7 @@ def longest_sequence(loaders: object) -> int | None:
             if part is not None and "length" in (getattr(part, "column_names", None) or ()):
                 lengths = part["length"]
             if isinstance(lengths, Collection) and 0 < len(lengths) <= MAX_LENGTHS:
-                longest.append(max(int(one) for one in lengths))
+                longest.append(max(int(length) for length in lengths))
     return max(longest, default=None)
 
 

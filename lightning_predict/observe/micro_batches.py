@@ -82,11 +82,11 @@ class MicroBatches:
         """Return whether a recorded batch will represent a batch of these shapes."""
         recorded = [self._shapes[each] for each in self._recorded[1:]]
         # While all batches are equal, the last batch is expected to be equal, too, and will be recorded.
-        return shapes is not None and (shapes in recorded or all(one == shapes for one in self._shapes))
+        return shapes is not None and (shapes in recorded or all(known == shapes for known in self._shapes))
 
     def _representative(self, number: int) -> int:
         alike = (each for each in reversed(self._recorded[1:]) if self._are_alike(number, each))
         return next(alike, self._recorded[-1])
 
-    def _are_alike(self, one: int, other: int) -> bool:
-        return (self._shapes[one], self._nodes[one]) == (self._shapes[other], self._nodes[other])
+    def _are_alike(self, number: int, other: int) -> bool:
+        return (self._shapes[number], self._nodes[number]) == (self._shapes[other], self._nodes[other])

@@ -72,7 +72,7 @@ def with_current_step_time(trace: Trace, batch_times: BatchTimes | None) -> Trac
     def at_tempo(kind: Trace) -> Trace:
         if kind.running_step_seconds is not None:
             return replace(kind, running_step_seconds=kind.running_step_seconds * ratio)
-        return replace(kind, step_seconds=tuple(one * ratio for one in kind.step_seconds))
+        return replace(kind, step_seconds=tuple(seconds * ratio for seconds in kind.step_seconds))
 
     return trace.changed(at_tempo)
 

@@ -185,8 +185,8 @@ class StepLog:
     @property
     def kinds_recorded(self) -> list[StepKind]:
         """Kinds that were recorded."""
-        found = (self.kinds[one.number] for one in self.recorded)
-        return list(dict.fromkeys(kind for kind in found if kind is not None))
+        kinds = (self.kinds[recorded.number] for recorded in self.recorded)
+        return list(dict.fromkeys(kind for kind in kinds if kind is not None))
 
     @property
     def missing(self) -> list[StepKind]:
@@ -229,8 +229,8 @@ class StepLog:
 
     def median_recording(self, kind: StepKind) -> Recorded:
         """Return the recorded window of median duration of a kind; of two windows, the shorter."""
-        alike = [one for one in self.recorded if self.kinds[one.number] == kind]
-        lengths = [one.window.seconds for one in alike]
+        alike = [recorded for recorded in self.recorded if self.kinds[recorded.number] == kind]
+        lengths = [recorded.window.seconds for recorded in alike]
         return alike[lengths.index(statistics.median_low(lengths))]
 
     def seconds_like_the_last(self) -> list[float]:
@@ -243,17 +243,17 @@ class StepLog:
         """Return the trace of one kind, with the times of its unrecorded windows and of a block of steps."""
         kinds, recorded = self.kinds, self.median_recording(kind)
         window = recorded.window
-        timed = [(number, one) for number, one in self.timed if one.batches == window.batches]
+        timed = [(number, step) for number, step in self.timed if step.batches == window.batches]
         # The first window of a kind is slow (cold), because an optimizer creates its state. Only other windows of the
         # kind show this.
-        alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
+        alike = [step for number, step in timed if kinds[number] == kind and kind in kinds[:number]]
         is_only_kind = len({*kinds} - {None}) == 1
         if is_only_kind or (not alike and len(self.kinds_recorded) == 1):
-            alike = [one for _, one in timed]
-        waits = [seconds for _, one in self.timed for seconds in one.loader_seconds]
-        alike = alike[warmup_end([one.seconds for one in alike])[0] :]
+            alike = [step for _, step in timed]
+        waits = [seconds for _, step in self.timed for seconds in step.loader_seconds]
+        alike = alike[warmup_end([step.seconds for step in alike])[0] :]
         trace = recorded.session.trace(
-            step_seconds=[one.seconds for one in alike],
+            step_seconds=[step.seconds for step in alike],
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
@@ -265,7 +265,7 @@ class StepLog:
             trace = replace(
                 trace, notes=(*trace.notes, _UNLIKE.format(recorded.batches.unmatched_batches, window.batches))
             )
-        hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
+        hosts = [step.host_seconds for step in alike if step.host_seconds is not None]
         return with_running_loop(
             trace, hosts=hosts if len(hosts) == len(alike) else (), block=block if is_only_kind else None
         )
@@ -583,15 +583,15 @@ class StepRecorder:
         if now.nodes == 0 and _is_empty(session):
             seen.mark_as_empty(kind)
             return
-        found = session.optimizers_seen
-        updated = now.due if found is None else self._positions(found)
+        stepped = session.optimizers_seen
+        updated = now.due if stepped is None else self._positions(stepped)
         is_rejected = (was_compiled or not now.due <= updated) and self._rejected < MAX_REJECTED_WINDOWS
         if is_rejected and not now.is_last:
             self._rejected += 1
             seen.windows.append(None if was_compiled else kind)
             return
         seen.windows.append(kind)
-        known = {seen.kinds[one.number] for one in seen.recorded}
+        known = {seen.kinds[recorded.number] for recorded in seen.recorded}
         if seen.kinds[number] not in known:
             optimizers = frozenset(now.due | updated)
             seen.recorded.append(
@@ -634,7 +634,7 @@ class StepRecorder:
 
     def _optimizers_unseen(self) -> list[int]:
         """Return the indices of optimizers without an update in any recorded window; empty if updates are unseen."""
-        seen = {position for one in self._seen.recorded for position in one.optimizers}
+        seen = {position for recorded in self._seen.recorded for position in recorded.optimizers}
         return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
 
     def _positions(self, optimizers: Sequence[object]) -> set[int]:

@@ -315,14 +315,14 @@ class RunObserver:
         if self._waits.count < MIN_WAITS_PER_WORKER * workers:  # only later batches show the speed of the workers
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU, the host waits for the loader while the device computes, so only the sum of both times is known.
-        found = (
+        steps = (
             self.device.estimate(group_size=max(batches_per_window, workers), remaining=remaining)
             if self._is_asynchronous
             else self._steps.estimate(group_size=batches_per_window, remaining=remaining)
         )
-        if found is None:
+        if steps is None:
             return None
-        step = found.mean
+        step = steps.mean
         if self._is_asynchronous:
             seconds = step.middle if self.device.seconds is None else min(self.device.seconds, step.middle)
             wait = NOTHING.added(step.middle - seconds)
@@ -405,7 +405,7 @@ _OBSERVERS: WeakKeyDictionary[Any, RunObserver] = WeakKeyDictionary()
 
 def observer_of(trainer: object, *, device: torch.device) -> RunObserver:
     """Return the observer of the fit that begins, which all callbacks of the Trainer share. Call this in `setup`."""
-    found = _OBSERVERS.get(trainer)
-    if found is None or found.has_begun:
-        found = _OBSERVERS[trainer] = RunObserver(host_clock(), is_asynchronous=device.type != "cpu")
-    return found
+    observer = _OBSERVERS.get(trainer)
+    if observer is None or observer.has_begun:
+        observer = _OBSERVERS[trainer] = RunObserver(host_clock(), is_asynchronous=device.type != "cpu")
+    return observer

@@ -141,7 +141,7 @@ class TimingSamples:
             self._sum, self._summed = 0.0, 0
             if len(self._means) == MAX_VALUES:
                 pairs = zip(self._means[::2], self._means[1::2], strict=True)
-                self._means = [(one + other) / 2 for one, other in pairs]
+                self._means = [(first + second) / 2 for first, second in pairs]
                 self._size *= 2
 
     def at_best(self, group_size: int = 1) -> TimingSamples:
@@ -216,7 +216,7 @@ def estimate_mean(
         rate = _rate(at, len(kept), of=len(later), remaining=remaining)
         if len(at) == 1 and excess > sum(usual):  # longer than all others together: says little about the others
             rate = replace(rate, middle=0.0)
-        middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
+        middle, reached, least = (seconds + excess * rate.middle for seconds in (middle, reached, least))
         low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
     number = len(kept) * measurements_per_value
     mean = (middle + reached) / 2
@@ -282,7 +282,7 @@ def rise_end(values: Sequence[float]) -> tuple[int, float]:
         kept = values[start:]
         size = len(kept)
         rises = (_rise(kept[:split], kept[split:]) for split in (size // 2, size - max(2 * MIN_KEPT, size // 8)))
-        rise = next((one for one in rises if one is not None), None)
+        rise = next((each for each in rises if each is not None), None)
         if rise is None or start >= most:
             return start, 0.0 if rise is None else rise / (size / 2)
         start = min(most, start + max(1, size // 8))
@@ -342,8 +342,8 @@ def _rate(at: Sequence[int], count: int, *, of: int, remaining: float) -> Interv
         return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / remaining))
     gaps = [after - before for before, after in pairwise(at)]
     if times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1:  # an overdue event is not periodic
-        found = Interval.from_factor((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
-        return Interval(max(0.0, found.low - 1 / remaining), found.middle, found.high + 1 / remaining)
+        periodic = Interval.from_factor((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
+        return Interval(max(0.0, periodic.low - 1 / remaining), periodic.middle, periodic.high + 1 / remaining)
     rate = times / count
     less, more = (
         rate * math.hypot(width / math.sqrt(times), width / math.sqrt(rate * remaining)) for width in (1.3, 1.6)

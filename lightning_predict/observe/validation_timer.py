@@ -167,11 +167,11 @@ class ValidationTimer:
             remaining: Number of remaining validation runs.
         """
         overhead = self._around.estimate(remaining=remaining)
-        found = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=remaining)
-        if found is not None and overhead is not None:
+        batches = self._batches.estimate(measurements_per_value=self._batches_per_run, remaining=remaining)
+        if batches is not None and overhead is not None:
             waits = self._waits.estimate(remaining=remaining)
             return ValidationTimes(
-                overhead=overhead.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
+                overhead=overhead.mean, wait=NOTHING if waits is None else waits.mean, batch=batches.mean
             )
         check = self._check
         if check is None or not check.batch_seconds:

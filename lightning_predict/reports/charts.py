@@ -238,7 +238,7 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
     groups = _together(points)
     drawing = for_both_screens(lambda width: _scatter(groups, line, limit, unit, width, title))
     key = "".join(
-        f"<li><b>{number}</b>{escape('; '.join(f'{one.name}: {one.text}' for one in group))}</li>"
+        f"<li><b>{number}</b>{escape('; '.join(f'{point.name}: {point.text}' for point in group))}</li>"
         for number, group in enumerate(groups, start=1)
     )
     return f'{drawing}<ul class="key numbers">{key}</ul>'
@@ -269,7 +269,7 @@ def _scatter(
         parts.append(f'<path class="frontier" d="M{path}"/>')
     for number, group in enumerate(groups, start=1):
         x, y, kind = x_axis.pixel(group[0].x), y_axis.pixel(group[0].y), group[0].kind
-        words = escape("; ".join(f"{one.name}: {one.text}" for one in group))
+        words = escape("; ".join(f"{point.name}: {point.text}" for point in group))
         parts.append(
             f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}"><title>{words}</title></circle>'
         )

@@ -100,7 +100,7 @@ class CostCurve:
     def sentence(self) -> str:
         """Sentence that names the largest layout up to which more GPUs pay off, in time or in money."""
         last, best = self.points[-1], self.pays_up_to
-        alone, together = (one.usd_per_million_samples for one in (self.points[0], best))
+        alone, together = (point.usd_per_million_samples for point in (self.points[0], best))
         saved, cost = "time", ""
         if alone is not None and together is not None and best != self.points[0]:
             saved = "time and money" if clearly_less(together, alone) else "time, not money,"
@@ -120,45 +120,45 @@ def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
     largest = layout_of(layout) if isinstance(layout, str) else layout
     inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
     machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]
-    found = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
-    found += [replace(largest, nodes=count) for count in machines]
-    return tuple({one.name: one for one in [*found, largest]}.values())
+    layouts = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
+    layouts += [replace(largest, nodes=count) for count in machines]
+    return tuple({layout.name: layout for layout in [*layouts, largest]}.values())
 
 
 def names_up_to(layout: str | Layout) -> tuple[str, ...]:
     """Return the names of the layouts of `layouts_up_to`."""
-    return tuple(one.name for one in layouts_up_to(layout))
+    return tuple(each.name for each in layouts_up_to(layout))
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:
     """Return a curve for each GPU model with at least `MIN_POINTS` layouts and a known number of samples per step."""
     by_gpu: dict[str, list[Prediction]] = {}
-    for one in predictions.values():
-        if one.samples_per_second is not None:
-            by_gpu.setdefault(one.layout.gpu.name, []).append(one)
+    for row in predictions.values():
+        if row.samples_per_second is not None:
+            by_gpu.setdefault(row.layout.gpu.name, []).append(row)
     return tuple(_curve(name, own) for name, own in by_gpu.items() if len(own) >= MIN_POINTS)
 
 
 def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:
-    ordered = sorted(predictions, key=lambda one: one.num_gpus)
+    ordered = sorted(predictions, key=lambda row: row.num_gpus)
     first = (ordered[0].samples_per_second or 0.0) / ordered[0].num_gpus
     points = []
-    for one in ordered:
-        throughput = one.samples_per_second or 0.0
-        price = one.usd_per_hour
+    for row in ordered:
+        throughput = row.samples_per_second or 0.0
+        price = row.usd_per_hour
         million = None if price is None else price * seconds_to_hours(SAMPLES / throughput)
-        efficiency = throughput / one.num_gpus / first
+        efficiency = throughput / row.num_gpus / first
         points.append(
             CurvePoint(
-                name=one.gpu,
-                gpus=one.num_gpus,
+                name=row.gpu,
+                gpus=row.num_gpus,
                 samples_per_second=throughput,
-                seconds=one.total_seconds,
-                usd=one.cost_usd,
+                seconds=row.total_seconds,
+                usd=row.cost_usd,
                 usd_per_million_samples=million,
                 efficiency=efficiency,
-                fits=one.fits,
-                provider=one.price.provider,
+                fits=row.fits,
+                provider=row.price.provider,
             )
         )
     return CostCurve(name, tuple(points))

@@ -155,7 +155,7 @@ def duration(seconds: float) -> str:
 
 def duration_interval(seconds: Interval[float]) -> str:
     """Format a time and its interval: `3 h 12 min (2 h 50 min to 3 h 40 min)`."""
-    middle, low, high = (duration(one) for one in (seconds.middle, seconds.low, seconds.high))
+    middle, low, high = (duration(end) for end in (seconds.middle, seconds.low, seconds.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 

@@ -149,9 +149,9 @@ def _card(heading: str, candidate: RankedGpu | None, ranking: Ranking, reason: s
 
 def _adjustable_steps(predictions: Predictions) -> int:
     """Return the number of steps that the slider scales; 0 if the length of the run is unknown or fixed."""
-    if any(one.is_cut_off for one in predictions.values()):
+    if any(row.is_cut_off for row in predictions.values()):
         return 0
-    return next((one.iterations for one in predictions.values() if one.iterations is not None), 0)
+    return next((row.iterations for row in predictions.values() if row.iterations is not None), 0)
 
 
 def _rows(predictions: Predictions, ranking: Ranking, shown: Grid) -> Iterable[Mapping[str, object]]:
@@ -207,38 +207,42 @@ def _badges(prediction: Prediction, ranking: Ranking) -> Iterable[Mapping[str, s
         yield {"kind": "unfit", "text": "does not fit"}
         return
     chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest, "in time": ranking.within_deadline}
-    for text, one in chosen.items():
-        if one is not None and one.gpu == prediction.gpu:
+    for text, ranked in chosen.items():
+        if ranked is not None and ranked.gpu == prediction.gpu:
             yield {"kind": "best", "text": text}
     if prediction.memory_fit == "tight":
         yield {"kind": "tight", "text": "tight"}
 
 
 def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, object], ...]:
-    known = [one for one in predictions.values() if one.total_seconds is not None and one.cost_usd is not None]
-    priced = [one for one in known if one.fits is not False] or known
-    left_out = [one.gpu for one in known if one not in priced]
+    known = [row for row in predictions.values() if row.total_seconds is not None and row.cost_usd is not None]
+    priced = [row for row in known if row.fits is not False] or known
+    left_out = [row.gpu for row in known if row not in priced]
     points = [
         Point(
-            one.gpu,
-            seconds_to_hours(one.total_seconds or 0.0),
-            one.cost_usd or 0.0,
-            f"{duration(one.total_seconds or 0.0)}, {usd(one.cost_usd or 0.0)}",
-            _kind(one, predictions),
+            row.gpu,
+            seconds_to_hours(row.total_seconds or 0.0),
+            row.cost_usd or 0.0,
+            f"{duration(row.total_seconds or 0.0)}, {usd(row.cost_usd or 0.0)}",
+            _kind(row, predictions),
         )
-        for one in priced
+        for row in priced
     ]
-    line = [(seconds_to_hours(one.seconds), one.cost_usd) for one in ranking.frontier if one.cost_usd is not None]
+    line = [
+        (seconds_to_hours(ranked.seconds), ranked.cost_usd)
+        for ranked in ranking.frontier
+        if ranked.cost_usd is not None
+    ]
     bars = [
         Bar(
-            one.gpu,
-            seconds_to_milliseconds(one.iteration_seconds),
-            seconds_to_milliseconds(one.iteration_seconds_low),
-            seconds_to_milliseconds(one.iteration_seconds_high),
-            f"{milliseconds(one.iteration_seconds)} ms",
-            _kind(one, predictions),
+            row.gpu,
+            seconds_to_milliseconds(row.iteration_seconds),
+            seconds_to_milliseconds(row.iteration_seconds_low),
+            seconds_to_milliseconds(row.iteration_seconds_high),
+            f"{milliseconds(row.iteration_seconds)} ms",
+            _kind(row, predictions),
         )
-        for one in predictions.values()
+        for row in predictions.values()
     ]
     hours = _drawing(
         "Time against dollars",
@@ -296,14 +300,14 @@ def curve_chart(curve: CostCurve, width: int) -> str:
 
 
 def _critical_path(predictions: Predictions) -> Mapping[str, object]:
-    found = [
-        (one.gpu, one.verdict.critical_path, one.verdict.bound_by, f"{100 * one.verdict.gain:.0f} %")
-        for one in predictions.values()
-        if one.verdict is not None and one.verdict.critical_path
+    paths = [
+        (row.gpu, row.verdict.critical_path, row.verdict.bound_by, f"{100 * row.verdict.gain:.0f} %")
+        for row in predictions.values()
+        if row.verdict is not None and row.verdict.critical_path
     ]
-    saved = sorted({gain for *_, gain in found})
+    saved = sorted({gain for *_, gain in paths})
     differs = len(saved) > 1
-    rows = [(gpu, shares, f"{bound}: {gain}" if differs else bound) for gpu, shares, bound, gain in found]
+    rows = [(gpu, shares, f"{bound}: {gain}" if differs else bound) for gpu, shares, bound, gain in paths]
     right = (
         "the bottleneck, and the share of the step that a GPU twice as fast would save"
         if differs
@@ -320,21 +324,21 @@ def _methods(predictions: Predictions) -> Mapping[str, object]:
     """Return the step's interval and the prediction methods of each GPU, for a collapsed section."""
     brief = [column.title for column in columns_of(predictions)]
     columns = [column for column in columns_of(predictions, verbose=True) if column.title not in brief[1:]]
-    rows = [[one.gpu, *(column.cell(one) or "unknown" for column in columns[1:])] for one in predictions.values()]
+    rows = [[row.gpu, *(column.cell(row) or "unknown" for column in columns[1:])] for row in predictions.values()]
     return {"titles": [column.title for column in columns], "rows": rows}
 
 
 def _prices(predictions: Predictions, offers: Sequence[Offer]) -> Mapping[str, object]:
     """Return the rows of the table of prices, without columns that are empty in each row."""
     rows = []
-    for one in predictions.values():
-        if one.usd_per_hour is not None:
+    for row in predictions.values():
+        if row.usd_per_hour is not None:
             same_gpu = (
-                offer.with_gpus(one.layout.gpus_per_node) for offer in offers if offer.gpu == one.layout.gpu.name
+                offer.with_gpus(row.layout.gpus_per_node) for offer in offers if offer.gpu == row.layout.gpu.name
             )
-            offer = next((o for o in same_gpu if o is not None and o.label == one.offer), None)
+            offer = next((o for o in same_gpu if o is not None and o.label == row.offer), None)
             region, source = ("", "") if offer is None else (offer.region or "", offer.source)
-            texts = (one.gpu, usd_per_hour(one.usd_per_hour), one.offer or "", region)
+            texts = (row.gpu, usd_per_hour(row.usd_per_hour), row.offer or "", region)
             rows.append((*({"text": text, "address": None} for text in texts), _link(source)))
     titles = ("GPU", "machine", "offer (date)", "region", "source")
     filled = [number for number in range(len(titles)) if any(row[number]["text"] for row in rows)]

@@ -56,7 +56,7 @@ def selected_gpus(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
     if len(predictions) <= MAX_IN_FULL:
         return frozenset(predictions)
     best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
-    names = {one.gpu for one in best if one is not None} | ({predictions.used_gpu or ""} & predictions.keys())
+    names = {ranked.gpu for ranked in best if ranked is not None} | ({predictions.used_gpu or ""} & predictions.keys())
     return frozenset(names or predictions)  # if the run fits nowhere, log all GPUs
 
 
@@ -143,12 +143,12 @@ def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
     """Send the table with numeric cells, so that W&B can sort the rows."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     rows = []
-    for one in predictions.values():
-        measured_ms = None if one.measured_seconds is None else seconds_to_milliseconds(one.measured_seconds)
-        numbers = [_readable(quantity.logged(one)) for quantity in QUANTITIES.values()]
-        coverage = ", ".join(f"{method} {part:.3f}" for method, part in one.coverage.items())
-        facts = [_readable(measured_ms), one.fits, one.memory_fit, coverage, one.offer]
-        rows.append([one.gpu, one.gpu == predictions.used_gpu, *numbers, *facts])
+    for row in predictions.values():
+        measured_ms = None if row.measured_seconds is None else seconds_to_milliseconds(row.measured_seconds)
+        numbers = [_readable(quantity.logged(row)) for quantity in QUANTITIES.values()]
+        coverage = ", ".join(f"{method} {part:.3f}" for method, part in row.coverage.items())
+        facts = [_readable(measured_ms), row.fits, row.memory_fit, coverage, row.offer]
+        rows.append([row.gpu, row.gpu == predictions.used_gpu, *numbers, *facts])
     _log_to_wandb(logger, {TABLE_KEY: _wandb_data(columns, rows)}, step)
 
 
@@ -156,11 +156,13 @@ def _wandb_summary(logger: Logger, predictions: Predictions, _step: int) -> None
     """Write the recommendation to the W&B run summary, which runs can be sorted and filtered by."""
     ranking = predictions.ranking()
     chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
-    found: dict[str, object] = {f"predict/{word}_gpu": one.gpu for word, one in chosen.items() if one is not None}
+    summary: dict[str, object] = {
+        f"predict/{word}_gpu": ranked.gpu for word, ranked in chosen.items() if ranked is not None
+    }
     if ranking.cheapest is not None and not ranking.per_iteration:
-        found |= {"predict/cheapest_usd": ranking.cheapest.cost_usd}
-        found |= {"predict/cheapest_hours": seconds_to_hours(ranking.cheapest.seconds)}
-    logger.experiment.summary.update(found)
+        summary |= {"predict/cheapest_usd": ranking.cheapest.cost_usd}
+        summary |= {"predict/cheapest_hours": seconds_to_hours(ranking.cheapest.seconds)}
+    logger.experiment.summary.update(summary)
 
 
 def _mlflow_artifacts(logger: Logger, predictions: Predictions, step: int) -> None:
@@ -293,7 +295,7 @@ def _refused_in_time(
     """Send parts to a logger in another thread, with a timeout, because a server may not answer; return warnings."""
 
     def send() -> list[str]:
-        return [words for part, one in parts for words in _refused(logger, part, one, *arguments)]
+        return [words for part, part_sender in parts for words in _refused(logger, part, part_sender, *arguments)]
 
     try:
         return run_unless_hanging(seconds, type(logger).__name__, send) if parts else []
@@ -345,15 +347,21 @@ def ranking_table(ranking: Ranking) -> LoggedTable:
         ("cheapest", ranking.cheapest),
         ("fastest", ranking.fastest),
         ("within deadline", ranking.within_deadline),
-        *(("trade-off", one) for one in ranking.frontier),
+        *(("trade-off", ranked) for ranked in ranking.frontier),
     ]
     return LoggedTable(
         key=RANKING_KEY,
         columns=("choice", "gpu", "hours", "cost_usd", "offer"),
         rows=tuple(
-            (choice, one.gpu, _readable(seconds_to_hours(one.seconds)), _readable(one.cost_usd), one.prediction.offer)
-            for choice, one in chosen
-            if one is not None
+            (
+                choice,
+                ranked.gpu,
+                _readable(seconds_to_hours(ranked.seconds)),
+                _readable(ranked.cost_usd),
+                ranked.prediction.offer,
+            )
+            for choice, ranked in chosen
+            if ranked is not None
         ),
         markdown=ranking_markdown(ranking),
     )

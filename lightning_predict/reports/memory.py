@@ -116,8 +116,8 @@ class MemoryReport:
         part = peak.module or ("the loss" if _LOSS.search(peak.operation) else peak.operation)
         of = f"pass of {part}" if peak.phase in ("forward", "backward") else f"phase, at {peak.operation}"
         fullest = f"Peak in the {peak.phase} {of}."
-        found = (self.multi_gpu_sentence, first, fullest, self.largest, *self.ways_in_words)
-        return tuple(one for one in found if one)
+        sentences = (self.multi_gpu_sentence, first, fullest, self.largest, *self.ways_in_words)
+        return tuple(sentence for sentence in sentences if sentence)
 
     @property
     def ways_in_words(self) -> tuple[str, ...]:
@@ -135,12 +135,12 @@ class MemoryReport:
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
         """Tables of purposes, modules and savings, each as (headers, rows); empty tables are omitted."""
-        found = self.breakdown
-        shown = folded_modules(found.modules)[:MODULES_SHOWN]
+        peak = self.breakdown
+        shown = folded_modules(peak.modules)[:MODULES_SHOWN]
         tables = (
-            (("GiB", "for"), [(gibibytes(one.bytes), one.name) for one in found.parts]),
-            (("GiB", "activations of"), [(gibibytes(one.bytes), one.name) for one in shown]),
-            (("GiB", "saving, per change"), [(gibibytes(one.bytes), _in_words(one)) for one in self.savings]),
+            (("GiB", "for"), [(gibibytes(part.bytes), part.name) for part in peak.parts]),
+            (("GiB", "activations of"), [(gibibytes(part.bytes), part.name) for part in shown]),
+            (("GiB", "saving, per change"), [(gibibytes(saving.bytes), _in_words(saving)) for saving in self.savings]),
         )
         return tuple((head, rows) for head, rows in tables if rows)
 
@@ -167,16 +167,16 @@ class MemoryReport:
     def html(self) -> str:
         """Return a section of the HTML report."""
         total = self.breakdown.total_bytes
-        shares = {one.name: one.bytes / total for one in self.breakdown.parts}
+        shares = {part.name: part.bytes / total for part in self.breakdown.parts}
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
-        words = "".join(f"<p>{escape(one)}</p>" for one in self.sentences)
+        words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         tables = "".join(_html_table(head, rows) for head, rows in self.tables)
         curve = memory_chart(self.breakdown.curve, self.capacity_bytes)
         return f"<section><h2>{TITLE}</h2>{words}<figure>{curve}</figure><figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:
         """Return a section in Markdown."""
-        blocks = [f"## {TITLE}", " ".join(markdown_text(one) for one in self.sentences)]
+        blocks = [f"## {TITLE}", " ".join(markdown_text(sentence) for sentence in self.sentences)]
         for head, rows in self.tables:
             lines = [f"| {head[0]} | {head[1]} |", "|---:|---|"]
             blocks.append("\n".join([*lines, *(f"| {size} | {markdown_text(name)} |" for size, name in rows)]))
@@ -184,15 +184,15 @@ class MemoryReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON-serializable values."""
-        process, found = self.need.process, self.breakdown
+        process, peak = self.need.process, self.breakdown
         return {
             "gpu": self.gpu,
             "memory_fit": self.need.memory_fit,
             "fit_probability": self.need.fit_probability,
             "process_bytes": None if process is None else [process.low, process.middle, process.high],
-            "fullest": {"operation": found.operation, "phase": found.phase, "module": found.module},
-            "parts": {part.name: part.bytes for part in found.parts},
-            "modules": {part.name: part.bytes for part in found.modules},
+            "fullest": {"operation": peak.operation, "phase": peak.phase, "module": peak.module},
+            "parts": {part.name: part.bytes for part in peak.parts},
+            "modules": {part.name: part.bytes for part in peak.modules},
             "savings": {saving.description: saving.bytes for saving in self.savings},
             "ways_to_fit": json_value(self.ways or ()),
         }
@@ -201,13 +201,13 @@ class MemoryReport:
 def folded_modules(modules: Sequence[MemoryPart]) -> list[MemoryPart]:
     """Sum modules whose names differ only in the block number: `layers.3.mlp` becomes `layers.*.mlp (x 32)`."""
     sizes, counts = dict[str, float](), dict[str, int]()
-    for one in modules:
-        name = _BLOCK_NUMBER.sub(r"\1*", one.name, count=1)
-        sizes[name] = sizes.get(name, 0.0) + one.bytes
+    for module in modules:
+        name = _BLOCK_NUMBER.sub(r"\1*", module.name, count=1)
+        sizes[name] = sizes.get(name, 0.0) + module.bytes
         counts[name] = counts.get(name, 0) + 1
     names = {name: f"{name} (x {count})" if count > 1 else name for name, count in counts.items()}
-    found = [MemoryPart(names[name], size) for name, size in sizes.items()]
-    return sorted(found, key=lambda one: -one.bytes)
+    folded = [MemoryPart(names[name], size) for name, size in sizes.items()]
+    return sorted(folded, key=lambda module: -module.bytes)
 
 
 def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[str]:

@@ -55,9 +55,9 @@ class Predictions(AbstractPredictions):
     left_out: int = 0
 
     def __getitem__(self, name: str) -> Prediction:
-        found = self._find(name)
-        if found is not None:
-            return found
+        match = self._find(name)
+        if match is not None:
+            return match
         asked = ", ".join(prediction.gpu for prediction in self.items_in_order)
         raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
 
@@ -76,8 +76,8 @@ class Predictions(AbstractPredictions):
 
     def get(self, key: str, default: object = None, /) -> object:
         """Return the prediction for a GPU, or `default`."""
-        found = self._find(key)
-        return default if found is None else found
+        match = self._find(key)
+        return default if match is None else match
 
     def _find(self, name: object) -> Prediction | None:
         """Find a prediction by GPU or layout name, or by any other name that `predict` accepts."""

@@ -131,7 +131,7 @@ def _trained_part(trace: Trace) -> TrainedPart:
     """Return the part of the parameters that a step trains."""
     if any("4bit" in operation.name for operation in trace.operations):
         return "adapters over 4 bits"
-    sizes = [(math.prod(one.shape), one.requires_grad) for one in trace.parameters]
+    sizes = [(math.prod(parameter.shape), parameter.requires_grad) for parameter in trace.parameters]
     trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
     return "adapters" if 0 < 2 * trained < every else "all"  # most adapters are 0.1 to 10 %
 

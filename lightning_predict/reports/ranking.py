@@ -162,7 +162,7 @@ class Ranking:
     @property
     def perhaps_cheapest(self) -> tuple[str, ...]:
         """Names of GPUs that may be the cheapest within their intervals, likeliest first."""
-        return tuple(one.gpu for one in self.cheapest_rivals)
+        return tuple(ranked.gpu for ranked in self.cheapest_rivals)
 
     def __str__(self) -> str:
         return "\n".join(ranking_lines(self))
@@ -207,22 +207,24 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
         raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is not a deadline; expected hours above 0.")
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
     # With a time limit, all GPUs take the same time, and differ in the number and the cost of steps.
-    per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
+    per_iteration = any(row.total_seconds is None or row.is_cut_off for row in predictions.values())
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[RankedGpu] = []
     if deadline_hours is not None and not per_iteration:
-        in_time = [one for one in candidates if not clearly_less(hours_to_seconds(deadline_hours), one.seconds)]
+        in_time = [
+            ranked for ranked in candidates if not clearly_less(hours_to_seconds(deadline_hours), ranked.seconds)
+        ]
     cheapest, fastest = _cheapest(candidates), _fastest(candidates)
-    as_fast = tuple(one.gpu for one in _equal_least(candidates, _time) if one is not fastest)
+    as_fast = tuple(ranked.gpu for ranked in _equal_least(candidates, _time) if ranked is not fastest)
     in_use = _in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None
-    priced = [one for one in candidates if one.cost_usd is not None]
+    priced = [ranked for ranked in candidates if ranked.cost_usd is not None]
     if in_use is not None and cheapest is not None and not _is_slower(cheapest, in_use):
-        priced = [one for one in priced if one.gpu == in_use.name or not _is_slower(one, in_use)]
+        priced = [ranked for ranked in priced if ranked.gpu == in_use.name or not _is_slower(ranked, in_use)]
     front, group = frontier(candidates), predictions.group if isinstance(predictions, AbstractPredictions) else None
     rivals = _rivals(cheapest, priced, _cost)
-    tight = [one.gpu for one in predictions.values() if one.memory_fit == "tight"]
+    tight = [row.gpu for row in predictions.values() if row.memory_fit == "tight"]
     if group is not None:
-        best = {one.gpu for one in (*rivals, *front)}
+        best = {ranked.gpu for ranked in (*rivals, *front)}
         tight = [name for name in tight if name in best]
     return Ranking(
         per_iteration=per_iteration,
@@ -230,17 +232,19 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
         fastest=fastest,
         as_fast=as_fast,
         cheapest_rivals=rivals,
-        perhaps_fastest=tuple(one.gpu for one in _rivals(fastest, candidates, _time) if one.gpu not in as_fast),
+        perhaps_fastest=tuple(
+            ranked.gpu for ranked in _rivals(fastest, candidates, _time) if ranked.gpu not in as_fast
+        ),
         limit=None if fastest is None else _limit(fastest.prediction),
         in_use=in_use,
         deadline_hours=deadline_hours,
         within_deadline=_cheapest(in_time) or _fastest(in_time),
         frontier=front,
         group=group,
-        compared=sum(one.usd_per_hour is not None for one in fitting),
-        does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
+        compared=sum(row.usd_per_hour is not None for row in fitting),
+        does_not_fit=tuple(row.gpu for row in predictions.values() if row.fits is False),
         tight=tuple(tight),
-        without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
+        without_price=tuple(ranked.gpu for ranked in candidates if ranked.cost_usd is None),
         memory_unknown=bool(fitting) and all(prediction.fits is None for prediction in fitting),
         made_on=predictions.made_on if isinstance(predictions, AbstractPredictions) else None,
     )
@@ -249,10 +253,10 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
 def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
     """Return the priced GPUs on the Pareto frontier of time and cost (ties within 1 %), fastest first."""
     best: list[RankedGpu] = []
-    left = [one for one in candidates if one.cost_usd is not None]
+    left = [ranked for ranked in candidates if ranked.cost_usd is not None]
     while (fastest := _fastest(left)) is not None:
         best.append(fastest)
-        left = [one for one in left if _cost(one) * (1 + NEGLIGIBLE) < _cost(fastest)]
+        left = [ranked for ranked in left if _cost(ranked) * (1 + NEGLIGIBLE) < _cost(fastest)]
     return tuple(best)
 
 
@@ -271,12 +275,14 @@ def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[
     follow.
     """
     # A GPU that is rented only with others is shown if it is the fastest.
-    single = [one for one in ranking.frontier if one is ranking.fastest or not sold_together(one.prediction)]
+    single = [
+        ranked for ranked in ranking.frontier if ranked is ranking.fastest or not sold_together(ranked.prediction)
+    ]
     front = shorten_frontier(single, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
-    names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
-    fitting = [name for name, one in predictions.items() if one.fits is not False]
+    names = {ranked.gpu for ranked in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
+    fitting = [name for name, row in predictions.items() if row.fits is not False]
     # If the step fits on no GPU, those whose missing memory is least come first.
-    for name in fitting or ordered(predictions, lambda one: -(predictions[one].memory_free_bytes or 0.0)):
+    for name in fitting or ordered(predictions, lambda name: -(predictions[name].memory_free_bytes or 0.0)):
         if len(names) < FEWEST_ROWS:
             names.add(name)
     return tuple(name for name in predictions if name in names)
@@ -286,7 +292,7 @@ def shorten_frontier(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, 
     """Shorten a frontier to `most` GPUs: repeatedly drop the GPU that is hardly faster than the next slower GPU."""
     left = list(front)
     while len(left) > max(most, 1):
-        left.remove(min(left[:-1], key=lambda one: left[left.index(one) + 1].seconds / one.seconds))
+        left.remove(min(left[:-1], key=lambda ranked: left[left.index(ranked) + 1].seconds / ranked.seconds))
     return tuple(left)
 
 
@@ -373,9 +379,9 @@ def too_short(ranking: Ranking) -> Iterable[str]:
             "machine."
         )
     names: dict[str, list[str]] = {}
-    for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
-        if one is not None:
-            names.setdefault(one.gpu, []).append(word)
+    for word, ranked in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
+        if ranked is not None:
+            names.setdefault(ranked.gpu, []).append(word)
     if names:
         said = ", ".join(f"{' and '.join(words)} {gpu}" for gpu, words in names.items())
         yield f"For a longer run{doubt}: {said}."
@@ -398,7 +404,7 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     in_use, rivals = ranking.in_use, ranking.cheapest_rivals
     amount = time_and_cost_text(best, ranking)
     if in_use is not None and in_use.is_running and in_use.name in (best.gpu, *ranking.perhaps_cheapest):
-        others = [one for one in (best.gpu, *ranking.perhaps_cheapest) if one != in_use.name]
+        others = [name for name in (best.gpu, *ranking.perhaps_cheapest) if name != in_use.name]
         doubt = f" {alternatives_text(others[0], others[1:])} may cost the same." if others else ""
         own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
@@ -422,7 +428,7 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
 def _either(best: RankedGpu, rivals: Sequence[RankedGpu], ranking: Ranking) -> str:
     """Recommend GPUs that may be equally cheap: `an L4 ($0.71/h) or a T4 ($0.35/h): both about $0.75, the cheapest`."""
     scale, dollars = (STEPS_SHOWN, usd_of_steps) if ranking.per_iteration else (1, usd)
-    costs = list(dict.fromkeys(dollars(scale * cost) for cost in sorted(_cost(one) for one in (best, *rivals))))
+    costs = list(dict.fromkeys(dollars(scale * cost) for cost in sorted(_cost(ranked) for ranked in (best, *rivals))))
     every, joined = ("both", "and") if len(rivals) == 1 else ("all", "to")
     both = f"{every} about {costs[0]}" if len(costs) == 1 else f"about {costs[0]} {joined} {costs[-1]}"
     steps = f" for {STEPS_SHOWN:,} steps" if ranking.per_iteration else ""
@@ -433,10 +439,10 @@ def _either(best: RankedGpu, rivals: Sequence[RankedGpu], ranking: Ranking) -> s
     )
 
 
-def _priced(one: RankedGpu) -> str:
+def _priced(ranked: RankedGpu) -> str:
     """Format a GPU with its price: `an RTX-4090 ($0.29/h)`."""
-    price = one.prediction.usd_per_hour
-    return with_article(one.gpu) + ("" if price is None else f" ({usd_per_hour(price)})")
+    price = ranked.prediction.usd_per_hour
+    return with_article(ranked.gpu) + ("" if price is None else f" ({usd_per_hour(price)})")
 
 
 def _among(ranking: Ranking) -> str:
@@ -508,19 +514,21 @@ MOST_SOONER: Final = 3
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Yield a sentence with the faster, more expensive GPUs, each with the saved time and the extra cost."""
-    texts, on_frontier = [], {one.gpu for one in ranking.frontier}
-    for one in reversed(shorten_frontier(ranking.frontier, MOST_SOONER + 1)):
-        saved = cheapest.seconds - one.seconds
-        if one.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
+    texts, on_frontier = [], {ranked.gpu for ranked in ranking.frontier}
+    for ranked in reversed(shorten_frontier(ranking.frontier, MOST_SOONER + 1)):
+        saved = cheapest.seconds - ranked.seconds
+        if ranked.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
             continue
-        if ranking.in_use is not None and _is_slower(one, ranking.in_use):
+        if ranking.in_use is not None and _is_slower(ranked, ranking.in_use):
             continue
-        name, scale = one.gpu, STEPS_SHOWN if ranking.per_iteration else 1
-        if one is ranking.fastest:
-            name = alternatives_text(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
-        added = (_cost(one) - _cost(cheapest)) * scale
+        name, scale = ranked.gpu, STEPS_SHOWN if ranking.per_iteration else 1
+        if ranked is ranking.fastest:
+            name = alternatives_text(
+                ranked.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier]
+            )
+        added = (_cost(ranked) - _cost(cheapest)) * scale
         dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
-        sold = sold_together(one.prediction)
+        sold = sold_together(ranked.prediction)
         texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more{f' ({sold})' if sold else ''}")
     if texts:
         yield f"{'. '.join(texts)}."
@@ -558,7 +566,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
         return "none"
     if ranking.per_iteration:
         chosen = (ranking.cheapest or fastest, fastest)
-        return " or ".join(dict.fromkeys(_amount_within(one, deadline_seconds) for one in chosen))
+        return " or ".join(dict.fromkeys(_amount_within(ranked, deadline_seconds) for ranked in chosen))
     if best is None:
         whole = f"the whole run takes {duration(fastest.seconds)} on it, the fastest"
         return f"{_amount_within(fastest, deadline_seconds)}; {whole}"
@@ -567,25 +575,25 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     return f"{best.gpu}, {', '.join(filter(None, (time_and_cost_text(best, ranking), age)))}{late}"
 
 
-def _amount_within(one: RankedGpu, seconds: float) -> str:
+def _amount_within(ranked: RankedGpu, seconds: float) -> str:
     """Format the part of a run that a GPU finishes in a time: `11 epochs (43,120 steps) on an RTX-4090`."""
-    epoch, steps = one.prediction.run.epoch_iterations, math.floor(seconds / one.prediction.run.pace)
+    epoch, steps = ranked.prediction.run.epoch_iterations, math.floor(seconds / ranked.prediction.run.pace)
     if epoch and steps >= epoch:
         epochs = steps // epoch
-        return f"{epochs:,} epoch{'' if epochs == 1 else 's'} ({epochs * epoch:,} steps) on {with_article(one.gpu)}"
-    recorded = math.floor(seconds / one.prediction.run.pace * STEPS_SHOWN / one.prediction.run.shown_iterations)
-    return f"{recorded:,} steps on {with_article(one.gpu)}"
+        return f"{epochs:,} epoch{'' if epochs == 1 else 's'} ({epochs * epoch:,} steps) on {with_article(ranked.gpu)}"
+    recorded = math.floor(seconds / ranked.prediction.run.pace * STEPS_SHOWN / ranked.prediction.run.shown_iterations)
+    return f"{recorded:,} steps on {with_article(ranked.gpu)}"
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
     """Format the memory of a GPU: `fits, 7.81 of 14.1 GiB`; None if unknown."""
-    one = candidate.prediction
-    usable = one.memory.usable_bytes
-    if one.memory_bytes is None or usable is None:
+    row = candidate.prediction
+    usable = row.memory.usable_bytes
+    if row.memory_bytes is None or usable is None:
         return None
-    fits = "fits tightly" if one.memory_fit == "tight" else "fits"
-    least = one.memory_least_filled_bytes
-    amount = gibibytes(one.memory_bytes) if least is None else f"{gibibytes(least)} to {gibibytes(one.memory_bytes)}"
+    fits = "fits tightly" if row.memory_fit == "tight" else "fits"
+    least = row.memory_least_filled_bytes
+    amount = gibibytes(row.memory_bytes) if least is None else f"{gibibytes(least)} to {gibibytes(row.memory_bytes)}"
     return f"{fits}, {amount} of {gibibytes(usable)} GiB"
 
 
@@ -619,7 +627,7 @@ def _time_and_cost(line: TableLine, per_iteration: bool) -> tuple[Interval[float
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
     """Return the GPU with the lowest cost, or the fastest of several within 1 %; None if no cost is known."""
-    return _fastest(_equal_least([one for one in candidates if one.cost_usd is not None], _cost))
+    return _fastest(_equal_least([ranked for ranked in candidates if ranked.cost_usd is not None], _cost))
 
 
 def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
@@ -630,7 +638,7 @@ def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
 def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
     """Return the candidates within 1 % of the minimum value, in order."""
     smallest = min(map(value, candidates), default=0.0)
-    return [one for one in candidates if value(one) <= smallest * (1 + NEGLIGIBLE)]
+    return [ranked for ranked in candidates if value(ranked) <= smallest * (1 + NEGLIGIBLE)]
 
 
 def _rivals(
@@ -640,12 +648,16 @@ def _rivals(
     if best is None or value(best) <= 0:
         return ()
 
-    def chance(one: RankedGpu) -> float:
+    def chance(rival: RankedGpu) -> float:
         """Return the probability that the first of two log-normal values is smaller."""
-        log_ratio, spread = math.log(value(one) / value(best)), math.hypot(_spread(one), _spread(best))
+        log_ratio, spread = math.log(value(rival) / value(best)), math.hypot(_spread(rival), _spread(best))
         return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
-    rivals = [one for one in candidates if one is not best and value(one) > 0 and chance(one) > MIN_RIVAL_PROBABILITY]
+    rivals = [
+        ranked
+        for ranked in candidates
+        if ranked is not best and value(ranked) > 0 and chance(ranked) > MIN_RIVAL_PROBABILITY
+    ]
     return tuple(ordered(rivals, chance, reverse=True))
 
 

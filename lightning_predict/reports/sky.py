@@ -77,10 +77,10 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
         offers: Offers to choose from; None uses the offers of the package.
     """
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
-    found = offer_for(layout, offers=offers)
-    if found is None:
+    offer = offer_for(layout, offers=offers)
+    if offer is None:
         raise UnknownOfferError(f"No current offer of {layout.name}; give a price file that has one.")
-    return found
+    return offer
 
 
 def sky_task(
@@ -171,26 +171,26 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[SkyResources], int
         if len(accelerators) != 1:
             raise InvalidArgumentError(f"{resources} has no accelerator of one kind; ask for one, for example T4:1.")
         ((name, count),) = accelerators.items()
-        found = _predicted(predictions, name, count)
-        if found.fits is False:
+        prediction = _predicted(predictions, name, count)
+        if prediction.fits is False:
             raise InvalidArgumentError(
-                f"The run does not fit on {found.gpu}; leave {name} out of the task's resources."
+                f"The run does not fit on {prediction.gpu}; leave {name} out of the task's resources."
             )
-        if found.total_seconds is None:
+        if prediction.total_seconds is None:
             raise InvalidArgumentError(
-                f"The length of the run on {found.gpu} is unknown; predict it with a number of iterations."
+                f"The length of the run on {prediction.gpu} is unknown; predict it with a number of iterations."
             )
-        return math.ceil(found.total_seconds)
+        return math.ceil(prediction.total_seconds)
 
     return seconds
 
 
 def _predicted(predictions: Predictions, name: str, count: float) -> Prediction:
-    for one in predictions.values():
-        layout = one.layout
+    for row in predictions.values():
+        layout = row.layout
         names = (layout.gpu.name, sky_accelerator(layout.gpu.name), sky_accelerator(layout.gpu.name, "runpod"))
         if layout.nodes == 1 and layout.gpus_per_node == count and (name in names or _is_called(layout.gpu, name)):
-            return one
+            return row
     asked = ", ".join(predictions)
     raise UnknownGpuError(f"{name}:{count:g} was not predicted. Predicted: {asked}.")
 

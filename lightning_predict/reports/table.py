@@ -107,7 +107,9 @@ def grid(
         if not predictions or any(column.cell(prediction) is not None for prediction in predictions.values())
     ]
     unknown = tuple(column.title for column in offered if column not in known)
-    giving_way = sorted((one for one in known if one.field.gives_way), key=lambda one: one.field.gives_way or 0)
+    giving_way = sorted(
+        (column for column in known if column.field.gives_way), key=lambda column: column.field.gives_way or 0
+    )
     lines = lines_of(predictions, fold=fold)
     for count in range(len(giving_way) + 1):
         hidden = giving_way[:count]

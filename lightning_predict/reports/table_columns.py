@@ -121,7 +121,7 @@ def waits_for_loader(predictions: AbstractPredictions) -> bool:
     lines: list[TableLine] = [*predictions.values()]
     if predictions.machine is not None:
         lines.append(predictions.machine)
-    return any(one.loader_share >= NEGLIGIBLE for one in lines)
+    return any(line.loader_share >= NEGLIGIBLE for line in lines)
 
 
 def column_names(asked: Collection[str]) -> tuple[str, ...]:
@@ -232,12 +232,12 @@ _BY_UNIT: Final[Mapping[str, Callable[[Any], str]]] = {
 
 _SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] = {
     "gpu": _name_cell,
-    "iteration": lambda _, one: milliseconds_interval(one.iteration_seconds_low, one.iteration_seconds_high),
+    "iteration": lambda _, row: milliseconds_interval(row.iteration_seconds_low, row.iteration_seconds_high),
     "remaining_seconds": _total_cell,
     "remaining": _interval_cell,
     "cost_usd": _cost_cell,
     "memory_bytes": lambda _, line: _memory(line.memory),
-    "verdict": lambda _, one: bound_cell(one),
-    "coverage": lambda _, one: _covered_by(one),
+    "verdict": lambda _, row: bound_cell(row),
+    "coverage": lambda _, row: _covered_by(row),
 }
 """Cell functions of fields whose text depends on all predictions, by field name."""

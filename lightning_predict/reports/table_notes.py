@@ -73,29 +73,29 @@ def table_notes(
         asked_by: Option that shows the omitted notes, as the user would type the option.
         asked_for: Notes that answer an option of the user. These notes come last and are never omitted.
     """
-    found = {name: tuple(rule(predictions)) for name, rule in NOTES.items()}
+    by_condition = {name: tuple(rule(predictions)) for name, rule in NOTES.items()}
     if verbose:
-        found["folded"] = ()
-        if "coverage" not in [one.field.name for one in shown.columns]:
-            found["methods"] = ()
+        by_condition["folded"] = ()
+        if "coverage" not in [column.field.name for column in shown.columns]:
+            by_condition["methods"] = ()
     else:
-        found["extrapolated"] = tuple(_extrapolated(predictions, folded_gpus(predictions)))
-    found["unknown columns"] = (f"Unknown for all rows: {', '.join(shown.unknown)}.",) if shown.unknown else ()
+        by_condition["extrapolated"] = tuple(_extrapolated(predictions, folded_gpus(predictions)))
+    by_condition["unknown columns"] = (f"Unknown for all rows: {', '.join(shown.unknown)}.",) if shown.unknown else ()
     hidden = f"Columns left out (line too narrow): {', '.join(shown.hidden)}."
-    found["hidden columns"] = (hidden,) if shown.hidden else ()
-    details = tuple(note for name in DETAILS for note in found[name])
-    ranked = tuple(note for name, notes in found.items() if name not in DETAILS for note in notes)
+    by_condition["hidden columns"] = (hidden,) if shown.hidden else ()
+    details = tuple(note for name in DETAILS for note in by_condition[name])
+    ranked = tuple(note for name, notes in by_condition.items() if name not in DETAILS for note in notes)
     if verbose:
         return (*ranked, *details, *asked_for)
     brief = ranked[: max(MAX_NOTES - len(asked_for), 0)]
-    more = sum(note not in found["folded"] for note in ranked[len(brief) :])
+    more = sum(note not in by_condition["folded"] for note in ranked[len(brief) :])
     more += sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
-    rows = len(folded_gpus(predictions)) if any(note not in brief for note in found["folded"]) else 0
+    rows = len(folded_gpus(predictions)) if any(note not in brief for note in by_condition["folded"]) else 0
     others = predictions.left_out
     what = [
         *([f"{others} other GPU{'' if others == 1 else 's'}"] if others else []),
         *([f"{rows} GPU{'' if rows == 1 else 's'} no faster than a cheaper one"] if rows else []),
-        *(["the methods"] if any(one.coverage for one in predictions.values()) else []),
+        *(["the methods"] if any(row.coverage for row in predictions.values()) else []),
         *_sources_of_prices(predictions),
         *([f"{more} more note{'' if more == 1 else 's'}"] if more else []),
     ]
@@ -107,17 +107,17 @@ def table_notes(
 
 def _sources_of_prices(predictions: AbstractPredictions) -> list[str]:
     """Describe what a longer table says of prices, with the first and the last of their days."""
-    days = sorted({one.price.priced_on for one in predictions.values() if one.price.priced_on is not None})
+    days = sorted({row.price.priced_on for row in predictions.values() if row.price.priced_on is not None})
     span = f" ({' to '.join(dict.fromkeys((days[0], days[-1])))})" if days else ""
-    return [f"the sources of prices{span}"] if any(one.usd_per_hour is not None for one in predictions.values()) else []
+    return [f"the sources of prices{span}"] if any(row.usd_per_hour is not None for row in predictions.values()) else []
 
 
 def energy_note(predictions: AbstractPredictions) -> str:
     """Return a note on the assumptions behind the energies."""
-    supplies = {one.supply for one in predictions.values()}
-    grids = sorted({one.grams_per_kwh for one in supplies if one.grams_per_kwh is not None})
+    supplies = {row.supply for row in predictions.values()}
+    grids = sorted({supply.grams_per_kwh for supply in supplies if supply.grams_per_kwh is not None})
     grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in grids)
-    factors = sorted({one.overhead for one in supplies} - {1.0})
+    factors = sorted({supply.overhead for supply in supplies} - {1.0})
     of = "GPU only" if not factors else f"GPU, times {factors[0]:g} for the data centre (PUE)"
     return f"Energy (upper estimate): {of}, at its power limit while it computes.{grid}"
 
@@ -127,10 +127,10 @@ def _names_by(
 ) -> dict[_Key, list[str]]:
     """Return the names of the GPUs by a value, in order; GPUs with the value None are left out."""
     names: dict[_Key, list[str]] = {}
-    for one in predictions.values() if isinstance(predictions, AbstractPredictions) else predictions:
-        value = key(one)
+    for row in predictions.values() if isinstance(predictions, AbstractPredictions) else predictions:
+        value = key(row)
         if value is not None:
-            names.setdefault(value, []).append(one.gpu)
+            names.setdefault(value, []).append(row.gpu)
     return names
 
 
@@ -140,9 +140,9 @@ def _given(is_wanted: Callable[[str], bool]) -> NoteRule:
     def rule(predictions: AbstractPredictions) -> Iterator[str]:
         yield from (note for note in predictions.notes if is_wanted(note))
         names: dict[str, list[str]] = {}
-        for one in predictions.values():
-            for note in filter(is_wanted, one.notes):
-                names.setdefault(note, []).append(one.gpu)
+        for row in predictions.values():
+            for note in filter(is_wanted, row.notes):
+                names.setdefault(note, []).append(row.gpu)
         for note, gpus in names.items():
             yield note if len(gpus) == len(predictions) else f"{listed(gpus)}: {note}"
 
@@ -151,65 +151,65 @@ def _given(is_wanted: Callable[[str], bool]) -> NoteRule:
 
 def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
     missing = [
-        (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
-        for one in predictions.values()
-        if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
+        (row, f"{row.gpu} lacks at least {gibibytes(-row.memory_free_bytes)} GiB")
+        for row in predictions.values()
+        if row.memory_fit == "exceeds" and row.memory_free_bytes is not None and row.memory_free_bytes < 0
     ]
     if missing:
         remedy = "`lightning-predict trace memory` shows what fills the memory and what would help"
-        if any(one.num_gpus > 1 for one, _ in missing):
+        if any(row.num_gpus > 1 for row, _ in missing):
             remedy += ". `lightning-predict parallel` finds ways to split the model among GPUs"
         yield f"Too large: {listed([words for _, words in missing], most=2)}. {remedy}."
 
 
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:
     tight = []
-    for one in (one for one in predictions.values() if one.memory_fit == "tight"):
-        chance = one.memory.fit_probability
+    for row in (row for row in predictions.values() if row.memory_fit == "tight"):
+        chance = row.memory.fit_probability
         likely = "" if chance is None else f" ({share(chance)} likely to fit)"
-        tight.append(f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare{likely}")
+        tight.append(f"{row.gpu} has {gibibytes(row.memory_free_bytes or 0.0)} GiB to spare{likely}")
     if tight:
         yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 
 
 def _filled(predictions: AbstractPredictions) -> Iterator[str]:
     filled = [
-        f"{one.gpu} {gibibytes(one.memory.required_bytes)} GiB"
-        for one in predictions.values()
-        if one.memory_fit == "fits" and (held := one.memory.reserved) is not None and held.middle == held.high
+        f"{row.gpu} {gibibytes(row.memory.required_bytes)} GiB"
+        for row in predictions.values()
+        if row.memory_fit == "fits" and (held := row.memory.reserved) is not None and held.middle == held.high
     ]
     if filled:
         yield f"Full, but fits: torch's allocator frees what it caches when the GPU is full. Needed: {listed(filled)}."
 
 
 def _other_precision(predictions: AbstractPredictions) -> Iterator[str]:
-    for precision, names in _names_by(predictions, lambda one: one.precision).items():
+    for precision, names in _names_by(predictions, lambda row: row.precision).items():
         yield f"{listed(names)}: predicted in {precision}, the precision to use there, because bfloat16 is emulated."
 
 
 def _time_limit(predictions: AbstractPredictions) -> Iterator[str]:
     reached = [
-        f"{one.gpu} {one.remaining_seconds / one.cycle_seconds:,.0f}"
-        for one in predictions.values()
-        if one.is_cut_off and one.remaining_seconds is not None and one.cycle_seconds
+        f"{row.gpu} {row.remaining_seconds / row.cycle_seconds:,.0f}"
+        for row in predictions.values()
+        if row.is_cut_off and row.remaining_seconds is not None and row.cycle_seconds
     ]
     if reached:
         yield f"The time limit ends the run. Steps until then, without validation: {listed(reached)}."
 
 
 def _whole_machine(predictions: AbstractPredictions) -> Iterator[str]:
-    for one in predictions.values():
-        paid, price = one.price.machine_gpus, one.usd_per_hour
-        if paid is not None and price is not None and one.num_gpus == 1 and paid > 1 and one.fits is not False:
+    for row in predictions.values():
+        paid, price = row.price.machine_gpus, row.usd_per_hour
+        if paid is not None and price is not None and row.num_gpus == 1 and paid > 1 and row.fits is not False:
             each = usd_per_hour(price / paid)
-            yield f"{one.gpu}: sold only in machines of {paid}; the cost pays for all {paid} ({each} for each GPU)."
+            yield f"{row.gpu}: sold only in machines of {paid}; the cost pays for all {paid} ({each} for each GPU)."
 
 
 def _folded(predictions: AbstractPredictions) -> Iterator[str]:
     cheaper = folded_gpus(predictions)
     names: dict[str, list[str]] = {}
-    for name, one in cheaper.items():
-        names.setdefault(one.gpu, []).append(name)
+    for name, other in cheaper.items():
+        names.setdefault(other.gpu, []).append(name)
     for gpu, gpus in names.items():
         bound = bound_by(cheaper[gpus[0]])
         limit = "CPU" if bound == "host" else bound
@@ -217,7 +217,7 @@ def _folded(predictions: AbstractPredictions) -> Iterator[str]:
 
 
 def _other_vendor(predictions: AbstractPredictions) -> Iterator[str]:
-    makers = _names_by(predictions, lambda one: one.layout.gpu.vendor)
+    makers = _names_by(predictions, lambda row: row.layout.gpu.vendor)
     for maker, names in makers.items():
         if maker != NVIDIA:
             yield (
@@ -227,11 +227,11 @@ def _other_vendor(predictions: AbstractPredictions) -> Iterator[str]:
 
 
 def _extrapolated(predictions: AbstractPredictions, hidden: Container[str] = ()) -> Iterator[str]:
-    marked = [one for name, one in predictions.items() if is_mostly_extrapolated(one) and name not in hidden]
+    marked = [row for name, row in predictions.items() if is_mostly_extrapolated(row) and name not in hidden]
     if marked:
         whose = "this GPU's" if len(marked) == 1 else "these GPUs'"
         on = f"the {marked[0].gpu}" if len(marked) == 1 else "them"
-        part = _share_range([one.base_share for one in marked])
+        part = _share_range([row.base_share for row in marked])
         yield (
             f"{EXTRAPOLATION_MARK} {part} of {whose} time is extrapolated from other GPUs (no measurements on {on})."
         )
@@ -244,7 +244,7 @@ def _share_range(shares: Sequence[float]) -> str:
 
 
 def _ambiguous_name(predictions: AbstractPredictions) -> Iterator[str]:
-    gpus = {one.layout.requested_name: one.layout.gpu for one in predictions.values()}
+    gpus = {row.layout.requested_name: row.layout.gpu for row in predictions.values()}
     for asked, gpu in gpus.items():
         if asked is not None:
             yield f"{asked} is ambiguous: predicted as {gpu.name}. Also available: {listed(other_forms(asked, gpu))}."
@@ -252,20 +252,20 @@ def _ambiguous_name(predictions: AbstractPredictions) -> Iterator[str]:
 
 def _epoch(predictions: AbstractPredictions) -> Iterator[str]:
     epochs = [
-        f"{one.gpu} {duration(one.epoch_seconds)}"
-        for one in predictions.values()
-        if one.total_seconds is None and one.epoch_seconds is not None
+        f"{row.gpu} {duration(row.epoch_seconds)}"
+        for row in predictions.values()
+        if row.total_seconds is None and row.epoch_seconds is not None
     ]
     if epochs:
         yield f"Time of a training epoch: {listed(epochs)}."
 
 
 def _large_parts(predictions: AbstractPredictions) -> Iterator[str]:
-    differ = [one for one in lines_of(predictions, fold=True) if _beside_steps(one) > LARGE_PART]
+    differ = [line for line in lines_of(predictions, fold=True) if _beside_steps(line) > LARGE_PART]
     if not differ:
         return
-    one = max(differ, key=_beside_steps)
-    total, steps, run = one.run.total_seconds or 0.0, (one.run.iterations or 0) * one.step_seconds, one.run
+    line = max(differ, key=_beside_steps)
+    total, steps, run = line.run.total_seconds or 0.0, (line.run.iterations or 0) * line.step_seconds, line.run
     validation, writing = run.validation_seconds or 0.0, run.checkpoint_seconds or 0.0
     waits = (run.training_seconds or 0.0) - steps
     other = total - steps - waits - validation - writing
@@ -276,7 +276,7 @@ def _large_parts(predictions: AbstractPredictions) -> Iterator[str]:
     parts = [f"{duration(amount)} of {name}" for amount, name in amounts if amount >= NEGLIGIBLE * total]
     shorter = -sum(amount for amount, _ in amounts if amount < 0)
     less = f", less {duration(shorter)} for shorter steps" if shorter >= NEGLIGIBLE * total else ""
-    name = name_in_use(one.name, predictions) if isinstance(one, MachineInUse) else one.gpu
+    name = name_in_use(line.name, predictions) if isinstance(line, MachineInUse) else line.gpu
     yield f"{name}: the total has {', '.join(parts)}{less}."
     low, high = run.beside.low, run.beside.high
     if high - low > LARGE_PART * total:
@@ -296,9 +296,9 @@ def _beside_steps(line: TableLine) -> float:
 
 def _loader_rate(predictions: AbstractPredictions) -> Iterator[str]:
     rates = {
-        one.gpu: one.samples_per_second / one.layout.nodes
-        for one in predictions.values()
-        if one.num_gpus > 1 and one.samples_per_second is not None and one.loader_seconds == 0
+        row.gpu: row.samples_per_second / row.layout.nodes
+        for row in predictions.values()
+        if row.num_gpus > 1 and row.samples_per_second is not None and row.loader_seconds == 0
     }
     most = max(rates, key=rates.__getitem__, default=None)
     if most is not None and rates[most] >= LOADER_RATE:
@@ -311,21 +311,21 @@ def _old_prices(predictions: AbstractPredictions) -> Iterator[str]:
         return
     today = datetime.date.fromisoformat(predictions.made_on)
     old = [
-        f"{one.gpu} ({one.price.priced_on})"
-        for one in predictions.values()
-        if one.price.priced_on is not None and (today - day_of(one.price.priced_on)).days > OLD_DAYS
+        f"{row.gpu} ({row.price.priced_on})"
+        for row in predictions.values()
+        if row.price.priced_on is not None and (today - day_of(row.price.priced_on)).days > OLD_DAYS
     ]
     if old:
         yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
 
 
 def _early_end(predictions: AbstractPredictions) -> Iterator[str]:
-    if shown_period(predictions).is_whole and any(one.at_most for one in predictions.values()):
+    if shown_period(predictions).is_whole and any(row.at_most for row in predictions.values()):
         yield "≤: the run may end earlier."
 
 
 def _uncertain_bottleneck(predictions: AbstractPredictions) -> Iterator[str]:
-    launches = [one.host_seconds or 0.0 for one in predictions.values() if bound_by(one).endswith("?")]
+    launches = [row.host_seconds or 0.0 for row in predictions.values() if bound_by(row).endswith("?")]
     if launches:
         yield (
             f"?: the CPU speed is assumed ({milliseconds(max(launches))} ms to launch the step), so either host or "
@@ -335,9 +335,9 @@ def _uncertain_bottleneck(predictions: AbstractPredictions) -> Iterator[str]:
 
 def _indirect(predictions: AbstractPredictions) -> Iterator[str]:
     shares = [
-        sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
-        for one in predictions.values()
-        if one.fits is not False
+        sum(row.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
+        for row in predictions.values()
+        if row.fits is not False
     ]
     if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
         yield (
@@ -359,33 +359,33 @@ def _in_use(predictions: AbstractPredictions) -> Iterator[str]:
 def _parts_of_total(predictions: AbstractPredictions) -> Iterator[str]:
     if predictions:
         yield "Interval (90 %): nine in ten measured times should lie in it."
-    if any(one.validation_is_estimated for one in predictions.values()):
+    if any(row.validation_is_estimated for row in predictions.values()):
         yield "Total: validation time is estimated from the forward pass of a training step."
-    if any(one.checkpoint_is_estimated for one in predictions.values()):
+    if any(row.checkpoint_is_estimated for row in predictions.values()):
         yield "Total: checkpoint time is estimated from the size of the files."
 
 
 def _bound_by_links(predictions: AbstractPredictions) -> Iterator[str]:
     waits = [
-        f"{100 * one.added_seconds / one.iteration_seconds:.0f} % ({one.gpu})"
-        for one in predictions.values()
-        if one.num_gpus > 1 and one.added_seconds > 0
+        f"{100 * row.added_seconds / row.iteration_seconds:.0f} % ({row.gpu})"
+        for row in predictions.values()
+        if row.num_gpus > 1 and row.added_seconds > 0
     ]
     if waits:
         yield f"Several GPUs: share of a step spent waiting for other GPUs: {', '.join(waits)}."
 
 
 def _methods(predictions: AbstractPredictions) -> Iterator[str]:
-    methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
+    methods = {method for row in predictions.values() for method, part in row.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
-    if any(one.coverage for one in predictions.values()):
+    if any(row.coverage for row in predictions.values()):
         yield f"Covered by: share of the GPU time by method ({'; '.join([*known, *others])})."
 
 
 def _prices(predictions: AbstractPredictions) -> Iterator[str]:
-    priced = [one for one in predictions.values() if one.usd_per_hour is not None]
-    names = _names_by(priced, lambda one: (one.usd_per_hour or 0.0, one.offer or "source not stated"))
+    priced = [row for row in predictions.values() if row.usd_per_hour is not None]
+    names = _names_by(priced, lambda row: (row.usd_per_hour or 0.0, row.offer or "source not stated"))
     prices = [f"{', '.join(gpus)} {usd_per_hour(price)}, {offer}" for (price, offer), gpus in names.items()]
     if prices:
         yield f"Prices: {'; '.join(prices)}."

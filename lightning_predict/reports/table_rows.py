@@ -30,9 +30,9 @@ def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[T
     """
     own = predictions.get(predictions.used_gpu or "")
     left_out = folded_gpus(predictions) if fold else ()
-    others = (one for one in predictions.values() if one is not own and one.gpu not in left_out)
-    first: list[TableLine] = [one for one in (predictions.machine, own) if one is not None]
-    return (*first, *sorted(others, key=lambda one: one.fits is False))
+    others = (row for row in predictions.values() if row is not own and row.gpu not in left_out)
+    first: list[TableLine] = [line for line in (predictions.machine, own) if line is not None]
+    return (*first, *sorted(others, key=lambda row: row.fits is False))
 
 
 def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
@@ -43,16 +43,16 @@ def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
     """
     span = shown_period(predictions)
     alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
-    for one in predictions.values():
-        seconds = span.seconds(one)
-        if one.gpu == predictions.used_gpu or seconds is None or one.usd_per_hour is None:
+    for row in predictions.values():
+        seconds = span.seconds(row)
+        if row.gpu == predictions.used_gpu or seconds is None or row.usd_per_hour is None:
             continue  # a GPU without a price may be cheaper
-        if bound_by(one) in ("loader", "host"):
-            alike.setdefault((bound_by(one), duration(seconds.middle), one.memory_fit), []).append(one)
+        if bound_by(row) in ("loader", "host"):
+            alike.setdefault((bound_by(row), duration(seconds.middle), row.memory_fit), []).append(row)
     standing: dict[str, Prediction] = {}
     for group in alike.values():
-        cheapest = min(group, key=lambda one: one.usd_per_hour or 0.0)
-        standing.update({one.gpu: cheapest for one in group if one is not cheapest})
+        cheapest = min(group, key=lambda row: row.usd_per_hour or 0.0)
+        standing.update({row.gpu: cheapest for row in group if row is not cheapest})
     return standing
 
 
@@ -85,7 +85,7 @@ class ShownPeriod:
 
 def shown_period(predictions: AbstractPredictions) -> ShownPeriod:
     """Choose the period for which times and costs are shown."""
-    if predictions and all(one.total_seconds is None for one in predictions.values()):
+    if predictions and all(row.total_seconds is None for row in predictions.values()):
         return ShownPeriod(f"{STEPS_SHOWN:,} steps", is_whole=False)
     return ShownPeriod("rest of the run" if predictions.is_running else "total")
 

@@ -69,8 +69,8 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
     """
     origin = gpu_in_use(trace)
     marked = tuple(
-        replace(one, kernels=(), arguments={**one.arguments, _PLACE: place})
-        for place, one in enumerate(trace.operations)
+        replace(operation, kernels=(), arguments={**operation.arguments, _PLACE: place})
+        for place, operation in enumerate(trace.operations)
     )
     changed = change(
         replace(
@@ -106,17 +106,15 @@ def _measured_memory(before: Trace, after: Trace) -> Memory:
     if own.reserved_bytes is None and own.peak_bytes is None:
         return after.memory
     derived = [
-        step_memory(replace(one, memory=replace(one.memory, peak_bytes=None, reserved_bytes=None)))
-        for one in (before, after)
+        step_memory(replace(step, memory=replace(step.memory, peak_bytes=None, reserved_bytes=None)))
+        for step in (before, after)
     ]
     if derived[0] is None or derived[1] is None:
         return after.memory
-    one, other = (
-        each.persistent_bytes + each.temporary_bytes + each.slack_bytes for each in derived if each is not None
-    )
+    old, new = (each.persistent_bytes + each.temporary_bytes + each.slack_bytes for each in derived if each is not None)
 
     def scaled(measured: int | None) -> int | None:
-        return None if measured is None else round(measured * other / one)
+        return None if measured is None else round(measured * new / old)
 
     return replace(after.memory, peak_bytes=scaled(own.peak_bytes), reserved_bytes=scaled(own.reserved_bytes))
 
@@ -148,7 +146,7 @@ def _recorded(
 ) -> Trace:
     """Assign measured kernels to a changed step, and scale its step time."""
     stripped = replace(before, operations=tuple(replace(operation, kernels=()) for operation in before.operations))
-    old, new = (_direct(one, origin, models) for one in (stripped, after))
+    old, new = (_direct(trace, origin, models) for trace in (stripped, after))
     calibration = _calibration(before, old)
     seconds = []
     for index, place in enumerate(places):
@@ -166,14 +164,14 @@ def _recorded(
     own = calibrate_step(
         before, predict_work_times(before, [origin], origin=origin, models=models), origin, UNKNOWN_HOST
     )
-    was, becomes = (_simulated(one, own, origin, models) for one in (before, changed))
+    was, becomes = (_simulated(trace, own, origin, models) for trace in (before, changed))
     running = own.running_share * statistics.median(before.measured_steps)
     launching = becomes.host_seconds / was.host_seconds if was.host_seconds > 0 else 1.0
-    step = (float(one.seconds[0]) + own.residual_seconds for one in (becomes, was))
+    step = (float(trace.seconds[0]) + own.residual_seconds for trace in (becomes, was))
     return replace(
         changed,
         running_step_seconds=running * next(step) / next(step),
-        host_seconds_unprofiled=tuple(launching * one for one in before.host_seconds_unprofiled),
+        host_seconds_unprofiled=tuple(launching * seconds for seconds in before.host_seconds_unprofiled),
     )
 
 
@@ -185,12 +183,12 @@ def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int,
 
 def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]]) -> float:
     """Return the ratio of measured to predicted seconds of element-wise work, which corrects added operations."""
-    found = [
+    pairs = [
         (sum(kernel.seconds for kernel in before.operations[place].kernels), seconds)
         for place, (seconds, item) in predicted.items()
         if before.operations[place].kernels and not _is_tensor_work(item) and seconds > 0
     ]
-    measured, expected = (sum(side) for side in zip(*found, strict=True)) if found else (0.0, 0.0)
+    measured, expected = (sum(side) for side in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
     return measured / expected if expected > 0 else 1.0
 
 
@@ -220,14 +218,18 @@ def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
 
 def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
     """Assign kernels to the changed operations, and shift host times and kernels by added and dropped operations."""
-    singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
+    singles = [
+        operation.host_seconds
+        for operation in before.operations
+        if len(operation.kernels) == 1 and operation.host_seconds is not None
+    ]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
     queue = main_queue(before) or (0, 0)
     kept = {place for place in places if place is not None}
     dropped = sorted(
-        (one.host_start_seconds, one.host_seconds or 0.0)
-        for place, one in enumerate(before.operations)
-        if place not in kept and one.host_start_seconds is not None
+        (operation.host_start_seconds, operation.host_seconds or 0.0)
+        for place, operation in enumerate(before.operations)
+        if place not in kept and operation.host_start_seconds is not None
     )
     starts = [start for start, _ in dropped]
     lengths = [0.0, *accumulate(length for _, length in dropped)]
@@ -259,8 +261,8 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
     moves.sort()
 
     def moved(moment: float) -> float:
-        found = bisect_right(moves, (moment, math.inf))
-        return moment + (moves[found - 1][1] if found else 0.0)
+        earlier = bisect_right(moves, (moment, math.inf))
+        return moment + (moves[earlier - 1][1] if earlier else 0.0)
 
     waits = tuple(replace(wait, start_seconds=moved(wait.start_seconds)) for wait in after.waits)
     profiled = None if before.profiled_seconds is None else moved(before.profiled_seconds)

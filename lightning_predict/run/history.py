@@ -196,13 +196,13 @@ def correction_for(
     batch sizes, or extrapolated by at most `MAX_EXTRAPOLATION`. `model` is a fingerprint of `model_fingerprint_of`.
     """
     there = [record for record in records if record.layout == step.gpu]
-    alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
+    alike = [record for record in there if record.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
     if alike:
-        factor = statistics.median(one.step_seconds for one in alike) / step.seconds
+        factor = statistics.median(record.step_seconds for record in alike) / step.seconds
         return Correction(step=factor, run=1.0, runs=len(alike))
     if model is None or samples is None:
         return None
-    return _between_batch_sizes([one for one in there if one.model == model], step, samples)
+    return _between_batch_sizes([record for record in there if record.model == model], step, samples)
 
 
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
@@ -212,9 +212,9 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     GPUs. The factor is the median of the runs' ratios and a ratio of 1, so a single unusual run counts half. The spread
     is the standard error of their mean.
     """
-    alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint]
-    found = [math.log(one.actual_seconds / one.predicted_seconds) for one in alike]
-    plausible = [ratio for ratio in found if abs(ratio) <= math.log(MAX_RATIO)][-RUNS_THAT_COUNT:]
+    alike = [record for record in records if record.layout == layout and record.fingerprint == fingerprint]
+    logarithms = [math.log(record.actual_seconds / record.predicted_seconds) for record in alike]
+    plausible = [ratio for ratio in logarithms if abs(ratio) <= math.log(MAX_RATIO)][-RUNS_THAT_COUNT:]
     if not plausible:
         return None
     ratios = [0.0, *plausible]
@@ -235,20 +235,20 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction,
             times.setdefault(record.samples, []).append(record.step_seconds)
     if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
         return None
-    medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
+    medians = {size: statistics.median(steps[-RUNS_THAT_COUNT:]) for size, steps in sorted(times.items())}
     line = statistics.linear_regression(list(medians), list(medians.values()))
     seconds = line.intercept + line.slope * samples if line.slope > 0 else statistics.fmean(medians.values())
     if seconds <= 0:
         return None
-    runs = sum(len(found[-RUNS_THAT_COUNT:]) for found in times.values())
+    runs = sum(len(steps[-RUNS_THAT_COUNT:]) for steps in times.values())
     return Correction(step=seconds / step.seconds, run=1.0, runs=runs, batch_sizes=tuple(medians))
 
 
 _SECONDS: Final = ("step_seconds", "predicted_seconds", "actual_seconds")
 _REQUIRED: Final = frozenset(
-    one.name for one in fields(HistoryRecord) if one.default is MISSING and one.default_factory is MISSING
+    row.name for row in fields(HistoryRecord) if row.default is MISSING and row.default_factory is MISSING
 )
-_OPTIONAL: Final = frozenset(one.name for one in fields(HistoryRecord)) - _REQUIRED
+_OPTIONAL: Final = frozenset(row.name for row in fields(HistoryRecord)) - _REQUIRED
 
 
 def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
@@ -290,15 +290,15 @@ def record_of(record: Checked) -> HistoryRecord:
 
 
 def _settings(value: Checked) -> dict[str, str]:
-    return {str(name): one.text() for name, one in value.members().items()}
+    return {str(name): member.text() for name, member in value.members().items()}
 
 
 def _foretold(value: Checked) -> dict[str, tuple[float, float, float]]:
-    found = {}
-    for name, one in value.members().items():
-        low, middle, high = (end.positive() for end in one.items(length=3))
-        found[str(name)] = low, middle, high
-    return found
+    gains = {}
+    for name, member in value.members().items():
+        low, middle, high = (end.positive() for end in member.items(length=3))
+        gains[str(name)] = low, middle, high
+    return gains
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:

@@ -77,7 +77,7 @@ def settings_of(trace: Trace) -> dict[str, str]:
     dtypes = Counter(parameter.dtype for parameter in trace.parameters).most_common(1)
     dtype = dtypes[0][0] if dtypes else "float32"
     autocast = trace.flags.autocast_dtype
-    found = {
+    settings = {
         "precision": _TRUE.get(dtype, "32") if autocast is None else _MIXED.get(autocast, autocast),
         "tf32": "on" if trace.flags.matmul_tf32 else "off",
         "compiled": "on" if trace.compiled else "off",
@@ -86,18 +86,18 @@ def settings_of(trace: Trace) -> dict[str, str]:
     }
     if not names.isdisjoint({"aten::convolution", "aten::cudnn_convolution"}):
         is_last = any(operation.arguments.get(CHANNELS_LAST) for operation in trace.operations)
-        found["images"] = "channels last" if is_last else "channels first"
+        settings["images"] = "channels last" if is_last else "channels first"
     if any(operation.phase == "optimizer" for operation in trace.operations):
-        found["optimizer"] = "one by one" if names.isdisjoint(FUSED_OPTIMIZERS) else "fused"
+        settings["optimizer"] = "one by one" if names.isdisjoint(FUSED_OPTIMIZERS) else "fused"
     if any("scaled_dot_product" in name or "flash" in name for name in names):
-        found["attention"] = "one call"
+        settings["attention"] = "one call"
     elif "aten::_softmax" in names:
-        found["attention"] = "written out"
+        settings["attention"] = "written out"
     reads = any(
         operation.name in WAITING_OPERATIONS and operation.phase != "optimizer" for operation in trace.operations
     )
-    found["waits"] = "each step" if reads else "none"
-    return found
+    settings["waits"] = "each step" if reads else "none"
+    return settings
 
 
 def architecture_of(trace: Trace) -> str | None:
@@ -130,12 +130,12 @@ def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) 
     architecture, settings = architecture_of(trace), settings_of(trace)
     runs = [record for record in records if record.layout == layout and record.architecture == architecture is not None]
     without = [run for run in runs if run.settings == settings][-RUNS_THAT_COUNT:]
-    found: dict[str, list[float]] = {}
+    by_change: dict[str, list[float]] = {}
     for after in runs:
         change = _change(settings, after.settings)
         if change is not None and without:
-            found.setdefault(change, []).extend(_gain(before, after) for before in without)
-    return {change: tuple(gains) for change, gains in found.items()}
+            by_change.setdefault(change, []).extend(_gain(before, after) for before in without)
+    return {change: tuple(gains) for change, gains in by_change.items()}
 
 
 def _gain(before: HistoryRecord, after: HistoryRecord) -> float:
@@ -147,7 +147,7 @@ def _change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
     different = list(_different(before, after))
     if len(different) == 1 and different[0] in _CHANGES:
         return _CHANGES[different[0]]
-    by_name = {name: (one, other) for name, one, other in different}
+    by_name = {name: (was, becomes) for name, was, becomes in different}
     if set(by_name) <= {"batch", "accumulated"} and by_name and all(_is_twice(*pair) for pair in by_name.values()):
         return "accumulation" if "accumulated" in by_name else "batch_size"
     return None
@@ -155,10 +155,10 @@ def _change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
 
 def _different(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for name in dict.fromkeys((*before, *after)):
-        one, other = before.get(name, ""), after.get(name, "")
-        if one != other:
-            yield name, one, other
+        was, becomes = before.get(name, ""), after.get(name, "")
+        if was != becomes:
+            yield name, was, becomes
 
 
-def _is_twice(one: str, other: str) -> bool:
-    return one.isdecimal() and other.isdecimal() and int(other) == 2 * int(one)
+def _is_twice(was: str, becomes: str) -> bool:
+    return was.isdecimal() and becomes.isdecimal() and int(becomes) == 2 * int(was)

@@ -341,8 +341,8 @@ def _validation_seconds(
     step: StepPrediction, workload: Workload, validation: StepPrediction | None, batches: int
 ) -> float | None:
     count = workload.validation_iterations
-    one = step.forward_seconds / batches if validation is None else validation.seconds
-    return None if count is None else count * one
+    per_batch = step.forward_seconds / batches if validation is None else validation.seconds
+    return None if count is None else count * per_batch
 
 
 # --- Sharing the work among replicas, the GPUs of a node, and larger accumulation windows
