@@ -22,6 +22,7 @@ from lightning_predict.advice.gain_accuracy import (
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.trace import Flags
 from tests.advice.example_steps import GPU, profiled, trained
+from tests.known import known
 
 GPUS = ["L4", "A100-SXM-80GB"]
 
@@ -60,9 +61,8 @@ def test_gains_and_savings_are_for_the_first_gpu(advice: lp.Advice) -> None:
     assert half.gain == half.gains["L4"]
     assert half.gain.low < half.gain.middle < half.gain.high
     before = advice.before["L4"]
-    assert before.total_seconds is not None
     assert half.seconds == pytest.approx(before.cycle_seconds / half.gain.middle)
-    assert half.seconds_saved == pytest.approx(before.total_seconds * (1 - 1 / half.gain.middle))
+    assert half.seconds_saved == pytest.approx(known(before.total_seconds) * (1 - 1 / half.gain.middle))
 
 
 def test_chain_has_one_precision_and_only_allowed_side_effects(advice: lp.Advice) -> None:
@@ -75,8 +75,7 @@ def test_chain_has_one_precision_and_only_allowed_side_effects(advice: lp.Advice
 
 
 def test_text_json_and_loggers_have_the_same_gains(advice: lp.Advice) -> None:
-    half = advice["bf16-mixed"].gain
-    assert half is not None
+    half = known(advice["bf16-mixed"].gain)
     assert advice.metrics()["predict/advice/bf16-mixed/gain"] == half.middle
     read = json.loads(advice.to_json())
     assert {one["name"]: one for one in read["changes"]}["bf16-mixed"]["gain"]["middle"] == half.middle
@@ -208,14 +207,11 @@ def test_autocast_steps_have_their_own_evidence_if_available() -> None:
 def test_slow_loader_is_the_first_recommendation() -> None:
     """A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long."""
     told = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])
-    assert told.chain is not None
-    assert told.chain.names[0] == "loader"
+    assert known(told.chain).names[0] == "loader"
     before = told.before["L4"]
-    assert told["loader"].gain is not None
-    assert told["loader"].gain.middle == pytest.approx(before.cycle_seconds / before.iteration_seconds)
+    assert known(told["loader"].gain).middle == pytest.approx(before.cycle_seconds / before.iteration_seconds)
     batch = told["batch_size"].simulated_gain
-    assert batch is not None
-    assert 1.0 <= batch < 1.05
+    assert 1.0 <= known(batch) < 1.05
 
 
 @pytest.mark.parametrize(
@@ -250,8 +246,7 @@ def test_heading_states_that_the_step_does_not_fit() -> None:
     large = replace(trained(64), memory=replace(trained(64).memory, peak_bytes=30 * 2**30))
     assert "It does not fit in the memory of one L4" in " ".join(str(lp.advise(large, ["L4"])).split())
     waiting = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"], allow=[])
-    assert waiting.chain is not None
-    assert waiting.chain.names == ("loader",)
+    assert known(waiting.chain).names == ("loader",)
     assert waiting.layers.columns == ("L4",)
 
 
@@ -271,8 +266,7 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
 def test_each_accumulated_batch_waits_for_the_loader() -> None:
     """The update is all that two batches save: the wait of 0.25 s comes with either."""
     told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
-    assert told is not None
-    assert 1.0 < told < 1.02
+    assert 1.0 < known(told) < 1.02
 
 
 def test_html_folds_changes_that_do_not_apply() -> None:
@@ -290,5 +284,4 @@ def test_compiled_step_needs_no_memory_for_masks_and_views() -> None:
         model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 256)
     advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"], history=False)
     memory = advice["compile"].memory
-    assert memory is not None
-    assert memory <= 1.02 * (advice.before["L4"].memory_bytes or 0.0)
+    assert known(memory) <= 1.02 * (advice.before["L4"].memory_bytes or 0.0)

@@ -19,6 +19,7 @@ from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.quantization import BlockwiseAdamW
 from lightning_predict.record.trace import Trace
+from tests.known import known
 
 
 class Block(nn.Module):
@@ -64,8 +65,7 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
         assert way.accumulate == ceil(256 / way.largest_batch)
         assert way.batch_size == ceil(256 / way.accumulate)
     report = memory_report(trace, gpu("RTX-3060"))
-    assert report is not None
-    first, second = report.ways_in_words[:2]
+    first, second = known(report).ways_in_words[:2]
     assert first.startswith("To fit, with the fewest changes: ")
     assert second == f"Cheaper, with more changes: {ways[1].sentence}."  # float32 matmuls are slow, so 16 bits pay
     assert "bf16-mixed" in second
@@ -109,15 +109,13 @@ def test_step_that_fits_needs_no_change() -> None:
     (way,) = lp.ways_to_fit(trace, "H100-SXM-80GB")
     assert (way.changes, way.accumulate, way.batch_size) == ((), 1, 4)
     assert way.sentence.startswith("no change: ")
-    report = memory_report(trace, gpu("H100-SXM-80GB"))
-    assert report is not None
+    report = known(memory_report(trace, gpu("H100-SXM-80GB")))
     assert report.ways is None
 
 
 def test_step_whose_weights_do_not_fit_names_adapters() -> None:
     # 4 x 8 x 16,384 squared parameters, 4 bytes each: 34 GB
-    report = memory_report(step_of_blocks(width=16_384, samples=1), gpu("RTX-4090"))
-    assert report is not None
+    report = known(memory_report(step_of_blocks(width=16_384, samples=1), gpu("RTX-4090")))
     assert report.ways == ()
     assert "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits" in " ".join(
         report.lines()
@@ -130,10 +128,8 @@ def test_8_bit_state_needs_the_memory_of_a_recorded_8_bit_optimizer_and_fits_whe
     recorded, assumed = (
         step_memory(one) for one in (step(optimizer_class=BlockwiseAdamW), with_eight_bit_state(step()))
     )
-    assert recorded is not None
-    assert assumed is not None
-    need = assumed.bytes_on(gpu("RTX-3090"))
-    assert need == pytest.approx(recorded.bytes_on(gpu("RTX-3090")), rel=0.01)
+    need = known(assumed).bytes_on(gpu("RTX-3090"))
+    assert need == pytest.approx(known(recorded).bytes_on(gpu("RTX-3090")), rel=0.01)
     assert need < 13e9
     (way, *_) = lp.ways_to_fit(step(), "T4")
     assert way.changes == ("an optimizer with 8-bit state (bitsandbytes)",)

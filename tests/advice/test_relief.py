@@ -17,6 +17,7 @@ from lightning_predict.memory.allocator import LARGE_SEGMENT_BYTES
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.trace import Memory, Trace
 from lightning_predict.reports.memory import MemoryReport
+from tests.known import known
 
 WIDTH, SAMPLES, TOKENS = 256, 8, 512
 
@@ -70,14 +71,12 @@ def trace() -> Trace:
 @pytest.fixture(scope="module")
 def report(trace: Trace) -> MemoryReport:
     found = memory_report(trace, gpu("L4"))
-    assert found is not None
-    return found
+    return known(found)
 
 
 def reserved(trace: Trace) -> int:
     memory = step_memory(trace)
-    assert memory is not None
-    return memory.bytes_on(gpu("L4"))
+    return known(memory).bytes_on(gpu("L4"))
 
 
 def saved(report: MemoryReport) -> dict[str, float]:
@@ -115,8 +114,7 @@ def test_optimizer_state_in_8_bits_saves_three_quarters_and_the_update() -> None
         model(data).sum().backward()
         optimizer.step()
 
-    found = memory_report(lp.capture(step), gpu("L4"))
-    assert found is not None
+    found = known(memory_report(lp.capture(step), gpu("L4")))
     # Three quarters of 512 MiB, and the update's square root and quotient, 256 MiB each: one kernel needs neither.
     assert saved(found)["an optimizer with 8-bit state"] == pytest.approx((384 + 512) * MEBIBYTE, rel=0.02)
     assert found.largest is None  # how many samples a step holds was not said

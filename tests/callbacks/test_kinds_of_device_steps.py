@@ -12,6 +12,7 @@ from lightning_predict.record.attribution import CUDA_GRAPH
 from tests.callbacks.device_documents import Document, compiled_document, extension_document, graph_document
 from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.test_on_a_device import check_predictions, fitted, small_document
+from tests.known import known
 
 DOCUMENTS: dict[str, Callable[[], Document]] = {
     "operations": small_document,
@@ -38,8 +39,7 @@ def test_every_forecast_is_right_while_the_host_runs_ahead(
 
     def followed(self: RunSession, *args: Any, **options: Any) -> Any:
         found = predict(self, *args, **options)
-        assert self.rest is not None
-        forecasts.append((BATCHES - self.observer.batches, self.rest.forecast))
+        forecasts.append((BATCHES - self.observer.batches, known(self.rest).forecast))
         return found
 
     monkeypatch.setattr(RunSession, "_predict", followed)
@@ -70,8 +70,7 @@ def test_memory_of_a_graph_ignores_a_larger_model_before(tmp_path: Path, monkeyp
     """A replay allocates nothing. The allocator holds 2 GiB; an earlier model of the process reached 20 GiB."""
     device = FakeDevice(graph_document(), peak_bytes=20 * GIB)
     predictor, _ = fitted(device, tmp_path, monkeypatch)
-    assert predictor.trace is not None
-    assert predictor.trace.memory.peak_bytes == 2 * GIB
+    assert known(predictor.trace).memory.peak_bytes == 2 * GIB
 
 
 def _none(kernels: int) -> None:

@@ -16,6 +16,7 @@ from lightning_predict.record.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import FEATURES, Small
 from tests.callbacks.test_promises import assert_nothing_is_open
+from tests.known import known
 
 GPUS = ["T4", "L4"]
 
@@ -105,14 +106,13 @@ def test_the_mean_step_is_predicted_from_the_run_and_from_the_file(
     path = tmp_path / "traces" / "step.json.gz"
     predictor = fit(small, tmp_path, turns(small, lambda batch: batch % 5 == 4), save_trace=path)
     (call,) = calls
-    assert predictor.predictions is not None
     loaded = lp.Trace.load(str(path))
     assert loaded == predictor.trace == call.trace
     alone, both = (lp.predict(kind.trace, GPUS, history=False) for kind in loaded.kinds)
     result = lp.predict(replace(loaded, loader_seconds=()), GPUS, iterations=1000, history=False)
     for gpu in GPUS:
         mean = 0.8 * alone[gpu].iteration_seconds + 0.2 * both[gpu].iteration_seconds
-        assert predictor.predictions[gpu].iteration_seconds == pytest.approx(mean, rel=1e-9)
+        assert known(predictor.predictions)[gpu].iteration_seconds == pytest.approx(mean, rel=1e-9)
         assert result[gpu].iteration_seconds == pytest.approx(mean, rel=1e-9)
         assert result[gpu].total_seconds == pytest.approx(1000 * mean, rel=1e-9)
         assert both[gpu].iteration_seconds > 2 * alone[gpu].iteration_seconds
@@ -155,13 +155,12 @@ def test_an_optimizer_that_never_steps_is_named(lightning: Small, tmp_path: Path
     predictor = fit(lightning, tmp_path, turns(lightning, lambda batch: batch > 90))
     (call,) = calls
     assert updates(call.trace) == {1: 1.0}
-    assert predictor.predictions is not None
     # The fourth batch is recorded, and 64 are waited for from there.
     words = (
         f"Optimizer 1 (Adam) made no update in the first {3 + WATCHED_BATCHES} batches. "
         "Its time and memory are not included."
     )
-    assert words in predictor.predictions.notes
+    assert words in known(predictor.predictions).notes
 
 
 def test_optimizers_without_anything_to_train_are_not_waited_for(
@@ -224,9 +223,8 @@ def test_accumulation_that_differs_by_optimizer(lightning: Small, tmp_path: Path
         (2, 2),
     ]
     # Six batches take the four windows, so that the mean of the 1.5 batches of a window is right for each batch.
-    assert predictor.predictions is not None
     seconds = [lp.predict(kind.trace, ["T4"], history=False)["T4"].iteration_seconds for kind in kinds]
-    found = predictor.predictions["T4"].iteration_seconds
+    found = known(predictor.predictions)["T4"].iteration_seconds
     assert found / call.trace.batches == pytest.approx(sum(seconds) / 6, rel=1e-9)
 
 

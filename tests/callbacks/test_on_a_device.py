@@ -21,6 +21,7 @@ from lightning_predict.record import environment
 from lightning_predict.record.trace import Operation, Trace, read_trace_json
 from tests.callbacks.fake_device import GIB, FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
+from tests.known import known
 from tests.record.kineto_files import Device, mark
 from tests.recordings import recording
 
@@ -64,7 +65,6 @@ def fitted(
 
 def check_predictions(predictor: RuntimePredictor) -> Trace:
     """Everything that is shown is a number, in order, and prints; returns the trace."""
-    assert predictor.trace is not None
     assert predictor.predictions is not None
     assert set(predictor.predictions) == set(GPUS)
     for prediction in predictor.predictions.values():
@@ -72,7 +72,7 @@ def check_predictions(predictor: RuntimePredictor) -> Trace:
         assert 0 < ends[0] <= ends[1] <= ends[2] < math.inf
         assert sum(prediction.coverage.values()) == pytest.approx(1)
     assert "H100" in predictor.predictions.text(verbose=True)
-    return predictor.trace
+    return known(predictor.trace)
 
 
 def test_the_two_readings_and_the_block_come_into_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,7 @@ def test_the_two_readings_and_the_block_come_into_the_trace(tmp_path: Path, monk
     assert trace.running_step_seconds == pytest.approx(0.03)
     assert trace.running_steps == 8
     assert device.recorded == 1
-    assert predictor.outcome is not None
-    assert predictor.outcome.actual_seconds > 0
+    assert known(predictor.outcome).actual_seconds > 0
 
 
 def test_a_fit_ends_with_the_weights_that_it_has_without_the_callback(
@@ -188,9 +187,8 @@ def test_kernels_of_another_process_make_a_recording_that_the_measured_step_cont
     device = FakeDevice(with_another_process(small_document()), host_seconds=0.002, device_seconds=0.0085)
     predictor, _ = fitted(device, tmp_path, monkeypatch)
     check_predictions(predictor)
-    assert predictor.predictions is not None
     assert any(
-        "unattributed" in note or "outside every known" in note for note in predictor.predictions["T4"].notes
+        "unattributed" in note or "outside every known" in note for note in known(predictor.predictions)["T4"].notes
     ) or (predictor.trace is not None and any("outside every known" in note for note in predictor.trace.notes))
 
 
@@ -245,8 +243,7 @@ def test_where_the_profiler_fails_the_step_is_recorded_without_it_and_predicted_
         f"Recording with torch's profiler failed ({errors}), so the step has no GPU times. Times are predicted from "
         "shapes instead."
     ]
-    assert predictor.predictions is not None
-    assert "measured" not in predictor.predictions["T4"].coverage
+    assert "measured" not in known(predictor.predictions)["T4"].coverage
 
 
 def test_a_validation_that_the_profiler_fails_in_is_recorded_again(
@@ -314,10 +311,10 @@ def test_one_step_more_is_followed_where_advice_is_asked_for(tmp_path: Path, mon
 
 def test_a_step_that_cannot_be_followed_is_advised_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, model = fitted(FakeDevice(small_document()), tmp_path, monkeypatch, asked={"advice": True})
-    assert predictor.advice is not None
-    assert "capture the same step on the meta device" in (predictor.advice["compile"].why_not or "")
-    assert predictor.trace is not None
-    assert any(note.startswith("Tensors could not be followed: Of the operations") for note in predictor.trace.notes)
+    assert "capture the same step on the meta device" in (known(predictor.advice)["compile"].why_not or "")
+    assert any(
+        note.startswith("Tensors could not be followed: Of the operations") for note in known(predictor.trace).notes
+    )
     assert model.batches_trained == STEPS
 
 
@@ -328,9 +325,7 @@ def test_gain_of_a_change_is_reported_and_used_by_later_advice(
     document, asked = document_of_a_small_step(), {"advice": True}
     name = "NVIDIA A100-SXM4-40GB"
     plain, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch, learns=True, asked=asked)
-    assert plain.advice is not None
-    foretold = plain.advice["tf32"].simulated_gain
-    assert foretold is not None
+    foretold = known(known(plain.advice)["tf32"].simulated_gain)
     caplog.clear()
     quick = FakeDevice(document, name=name, host_seconds=0.005, device_seconds=0.015)
     torch.set_float32_matmul_precision("high")
@@ -339,13 +334,11 @@ def test_gain_of_a_change_is_reported_and_used_by_later_advice(
     finally:
         torch.set_float32_matmul_precision("highest")
     said = re.search(r"tf32 made steps ([\d.]+) times as fast on A100-SXM-40GB, compared with", caplog.text)
-    assert said is not None
-    assert float(said[1]) == pytest.approx(2.0, rel=0.05)  # the first steps of a fit begin with parts of both
+    assert float(known(said)[1]) == pytest.approx(2.0, rel=0.05)  # the first steps of a fit begin with parts of both
     assert f"without it (predicted {foretold:.2f})." in caplog.text
     again, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch, learns=True, asked=asked)
     assert again.advice is not None
-    assert again.advice["tf32"].gain is not None
-    assert again.advice["tf32"].gain.middle == pytest.approx(2.0, rel=0.05)
+    assert known(again.advice["tf32"].gain).middle == pytest.approx(2.0, rel=0.05)
 
 
 def test_an_amd_gpu_is_timed_and_its_kernels_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,8 +368,7 @@ def test_a_device_without_a_profiler_is_timed_and_recorded_by_shapes(
     assert not trace.kernels
     assert trace.step_seconds == pytest.approx([0.035] * len(trace.step_seconds))
     assert predictor.predictions is not None
-    assert predictor.predictions.machine is not None
-    assert predictor.predictions.machine.name == "CPU"  # where its tensors are here; a real one says its own
+    assert known(predictor.predictions.machine).name == "CPU"  # where its tensors are here; a real one says its own
 
 
 RECORDED = {

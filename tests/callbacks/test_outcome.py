@@ -18,6 +18,7 @@ from lightning_predict.run.history import append_record, fingerprint_of, read_hi
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small, our_rows
 from tests.callbacks.test_remaining_in_fits import stopping_after
+from tests.known import known
 
 EXPECTED = Expected(
     gpu="T4",
@@ -73,8 +74,7 @@ def test_an_unknown_length_is_compared_by_the_batch() -> None:
 def test_shown_time_is_compared_and_measured_time_is_stored() -> None:
     ended = outcome(replace(EXPECTED, shown=Interval(72.0, 72.0, 72.0)), seconds=72.0, batches=100)
     assert (ended.predicted_seconds, ended.measured_seconds) == (72.0, 60.0)
-    record = ended.record()
-    assert record is not None
+    record = known(ended.record())
     assert (record.predicted_seconds, record.actual_seconds, record.step_seconds) == (60.0, 72.0, 0.4)
 
 
@@ -131,8 +131,7 @@ def test_an_unknown_length_has_an_outcome_too(lightning: Small, tmp_path: Path) 
     predictor = RuntimePredictor(["T4"])
     trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=predictor)
     trainer.fit(lightning.model(), lightning.stream(12))
-    assert predictor.outcome is not None
-    assert predictor.outcome.batches == 12 - 4
+    assert known(predictor.outcome).batches == 12 - 4
 
 
 @pytest.fixture
@@ -148,8 +147,7 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
     fit(small, tmp_path, first)
     (record,) = read_history()
     assert (record.gpu, record.fingerprint, record.step_seconds) == ("T4", fingerprint_of(calls[0].trace), 1.0)
-    assert first.outcome is not None
-    assert record.predicted_seconds == pytest.approx(first.outcome.predicted_seconds)
+    assert record.predicted_seconds == pytest.approx(known(first.outcome).predicted_seconds)
     # As if the run had taken half as long again as it was measured to: a single run counts half, so the root of 1.5.
     factor = 1.5**0.5
     history_path().unlink()
@@ -166,8 +164,7 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
     assert note in second.predictions.notes
     # The extension of the run applies to every GPU: the comparison stays what it was.
     other = first.predictions["L4"].total_seconds
-    assert other is not None
-    assert second.predictions["L4"].total_seconds == pytest.approx(factor * other)
+    assert second.predictions["L4"].total_seconds == pytest.approx(factor * known(other))
     # The learnt error is the error of the measured part, so that a correction is not learnt again.
     assert read_history()[-1].predicted_seconds == pytest.approx(record.predicted_seconds)
 

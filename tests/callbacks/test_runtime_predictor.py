@@ -17,6 +17,7 @@ from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Trace
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import BATCH_SIZE, Small, our_rows
+from tests.known import known
 
 GPUS = ["T4", "L4"]
 
@@ -39,8 +40,7 @@ def test_it_predicts_after_the_warmup_and_the_capture(small: Small, tmp_path: Pa
     model.on_train_batch_end = lambda *args: batches_trained.append((model.batches_trained, predictor.predictions))
     fit(small, tmp_path, predictor, model=model)
 
-    assert predictor.predictions is not None
-    assert list(predictor.predictions) == ["T4", "L4"]
+    assert list(known(predictor.predictions)) == ["T4", "L4"]
     # None after three batches; there after the fourth, before the fifth begins.
     assert [trained for trained, predictions in batches_trained if predictions is None] == [1, 2, 3]
     (call,) = calls
@@ -116,9 +116,8 @@ def test_the_predictions_go_to_a_file_that_was_asked_for(
 ) -> None:
     predictor = RuntimePredictor(GPUS, json_file=tmp_path / "new" / "found.json")
     fit(small, tmp_path, predictor)
-    assert predictor.predictions is not None
     written = json.loads((tmp_path / "new" / "found.json").read_text())
-    assert written == json.loads(predictor.predictions.to_json())
+    assert written == json.loads(known(predictor.predictions).to_json())
     assert written["heading"].startswith("Rest of this run: 4 steps")
     assert written["machine_in_use"]["name"] == "CPU"
     printed = capsys.readouterr().out
@@ -163,9 +162,8 @@ def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(
     estimated, measured = calls
     assert estimated.validation is None
     assert (estimated.workload.training_iterations, estimated.workload.validation_iterations) == (16 - 4, 2 * 3)
-    assert measured.validation is not None
     assert (measured.workload.training_iterations, measured.workload.validation_iterations) == (8, 3)
-    assert measured.validation.step_seconds  # the third batch was timed without a recorder
+    assert known(measured.validation).step_seconds  # the third batch was timed without a recorder
     assert measured.trace.operations is estimated.trace.operations
     rows = [row for row in our_rows(logger) if row["predict/T4/iteration_ms"]]
     assert [row["step"] for row in rows] == ["3", "7"]

@@ -36,6 +36,7 @@ from lightning_predict.memory.step_memory import (
 )
 from lightning_predict.memory.storages import storages_and_batch, written_storages
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from tests.known import known
 
 
 def tensor(number: int, elements: int, dtype: str = "uint8") -> TensorInfo:
@@ -121,8 +122,7 @@ def test_step_fits_from_90_percent_and_is_tight_up_to_usable_memory() -> None:
     usable = usable_bytes(T4.gpu)
     for share in np.linspace(0.8, 1.1, 61):
         need = memory_need(T4, share * usable)
-        assert need.fit_probability is not None
-        expected = "fits" if need.fit_probability >= 0.9 else "tight" if share <= 1 else "exceeds"
+        expected = "fits" if known(need.fit_probability) >= 0.9 else "tight" if share <= 1 else "exceeds"
         assert need.memory_fit == expected
         assert need.fits == (share <= 1)
     # Runs need 4.5 % more than predicted in the middle: the geometric mean of 0.91 and 1.2.
@@ -143,8 +143,7 @@ def test_process_is_reserved_memory_and_context() -> None:
     need = memory_need(T4, 8 * GIBIBYTE, relative=Interval(0.9, 1.0, 1.1), allocated_bytes=7 * GIBIBYTE)
     assert need.reserved == Interval(0.9 * 8 * GIBIBYTE, 8 * GIBIBYTE, 1.1 * 8 * GIBIBYTE)
     assert need.process == need.reserved.added(context_bytes(T4.gpu))
-    assert need.allocated is not None
-    assert need.allocated.middle == 7 * GIBIBYTE
+    assert known(need.allocated).middle == 7 * GIBIBYTE
     assert need.memory_bytes == 8 * GIBIBYTE
 
 
@@ -152,10 +151,8 @@ def test_releasable_memory_need_not_fit() -> None:
     # Of the T4's 14.5 GiB and 0.44 of context, 16 GiB are too much, 12 are not.
     alone, given_back = (memory_need(T4, 16 * GIBIBYTE, releasable_bytes=spare * GIBIBYTE) for spare in (0, 4))
     assert (alone.memory_fit, given_back.memory_fit) == ("exceeds", "fits")
-    assert given_back.process is not None
-    assert given_back.process.high <= total_bytes(T4.gpu)  # a process is never larger than its card
-    assert alone.memory_free_bytes is not None
-    assert given_back.memory_free_bytes == alone.memory_free_bytes + 4 * GIBIBYTE
+    assert known(given_back.process).high <= total_bytes(T4.gpu)  # a process is never larger than its card
+    assert given_back.memory_free_bytes == known(alone.memory_free_bytes) + 4 * GIBIBYTE
     assert given_back.fit_probability == memory_need(T4, 12 * GIBIBYTE).fit_probability
 
 
@@ -184,9 +181,7 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
 def test_context_adds_to_allocator_memory() -> None:
     more = context_bytes(T4.gpu).added(2.0 * GIBIBYTE)
     need, plain = memory_need(T4, 8 * GIBIBYTE, context=more), memory_need(T4, 8 * GIBIBYTE)
-    assert need.process is not None
-    assert plain.process is not None
-    assert need.process.middle == plain.process.middle + 2 * GIBIBYTE
+    assert known(need.process).middle == known(plain.process).middle + 2 * GIBIBYTE
     assert need.reserved == plain.reserved
 
 
@@ -292,8 +287,7 @@ PRODUCTS = replace(
 
 def tensor_bytes(trace: Trace) -> int:
     """Sum all tensors at the fullest moment of a step."""
-    memory = step_memory(trace)
-    assert memory is not None
+    memory = known(step_memory(trace))
     return memory.persistent_bytes + max(memory.temporary_bytes, memory.update_bytes)
 
 
@@ -303,8 +297,7 @@ def test_the_parts_add_up() -> None:
 
 
 def test_reserved_memory_above_peak_is_slack() -> None:
-    memory = step_memory(TRACE)
-    assert memory is not None
+    memory = known(step_memory(TRACE))
     assert memory.slack_bytes > 0
     assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
 
@@ -368,8 +361,7 @@ def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
         relative=MEASURED_RESERVED,
         relative_allocated=MEASURED_PEAK,
     )
-    assert measured is not None
-    assert measured.bytes_on(gpu("T4")) == 9
+    assert known(measured).bytes_on(gpu("T4")) == 9
 
 
 def test_memory_without_outputs_is_unknown() -> None:
@@ -381,14 +373,11 @@ def test_memory_without_outputs_is_unknown() -> None:
 
 def test_a_workspace_a_thread_that_computes() -> None:
     # 2 x 4096 + 8 x 16 KiB, once for the forward pass and once for autograd's thread; 8 x 4096 KiB on Hopper.
-    memory = step_memory(PRODUCTS)
-    assert memory is not None
+    memory = known(step_memory(PRODUCTS))
     tensors = tensor_bytes(PRODUCTS) + memory.slack_bytes
     assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
     assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
     forward = step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))
-    assert forward is not None
-    assert forward.cublas_handles == 1
+    assert known(forward).cublas_handles == 1
     without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
-    assert without_products is not None
-    assert without_products.cublas_handles == 0
+    assert known(without_products).cublas_handles == 0

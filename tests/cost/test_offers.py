@@ -15,6 +15,7 @@ from lightning_predict.cost.prediction import offer_for
 from lightning_predict.cost.price_files import with_spot_prices
 from lightning_predict.hardware import gpu_names
 from lightning_predict.hardware.layouts import layout_of
+from tests.known import known
 
 
 def make_offer(
@@ -85,8 +86,7 @@ def test_prices_change_within_a_year_and_a_half() -> None:
 def test_every_common_gpu_has_two_offers_and_a_current_price(name: str) -> None:
     assert len(offers_for(name)) >= 2
     cheapest = cheapest_offer(name)
-    assert cheapest is not None
-    assert cheapest.date >= "2025"
+    assert known(cheapest).date >= "2025"
 
 
 def test_a_published_study_of_2019_is_there_but_not_current() -> None:
@@ -138,8 +138,7 @@ def test_spot_prices_are_fresh_for_two_weeks_among_themselves() -> None:
 
 def test_the_a10g_on_spot_has_the_price_of_2026() -> None:
     # Of 2025-03 there is one for $0.39, which once decided a recommendation.
-    offer = cheapest_offer("A10G", with_spot_prices(load_offers()))
-    assert offer is not None
+    offer = known(cheapest_offer("A10G", with_spot_prices(load_offers())))
     assert (offer.instance, offer.usd_per_hour, offer.date[:4]) == ("g5.xlarge", 0.636, "2026")
 
 
@@ -183,8 +182,7 @@ def test_the_cheapest_is_never_beaten_by_a_newest_current_price(offers: list[Off
     newest_date = max((offer.date for offer in offers), default="")
     for offer in offers:
         if offer.date == newest_date:  # nothing replaces it, and it is current
-            assert cheapest is not None
-            assert cheapest.usd_per_hour <= offer.usd_per_hour
+            assert known(cheapest).usd_per_hour <= offer.usd_per_hour
 
 
 GOOD = """
@@ -258,12 +256,10 @@ def test_duplicate_price_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_machine_by_name_has_its_own_price_and_not_the_cheapest_one() -> None:
-    named = offer_for(layout_of("p5.48xlarge"))
+    named = known(offer_for(layout_of("p5.48xlarge")))
     cheapest = offer_for(layout_of("8xH100-SXM-80GB"))
-    assert named is not None
-    assert cheapest is not None
     assert (named.provider, named.instance) == ("AWS", "p5.48xlarge")
-    assert cheapest.usd_per_hour < named.usd_per_hour
+    assert known(cheapest).usd_per_hour < named.usd_per_hour
 
 
 def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus() -> None:
@@ -276,8 +272,7 @@ def test_single_gpu_rental_scales_with_number_of_gpus() -> None:
     whole = make_offer(11.0, "2026-11", provider="Racks", instance="rack-8", num_gpus=8)
     table = [one, whole]
     assert [cheapest_offer("T4", table, num_gpus=count).usd_per_hour for count in (1, 2, 3, 4)] == [1.5, 3.0, 4.5, 6.0]  # type: ignore[union-attr]
-    two = cheapest_offer("T4", table, num_gpus=2)
-    assert two is not None
+    two = known(cheapest_offer("T4", table, num_gpus=2))
     assert (two.label, two.num_gpus, two.usd_per_gpu_hour, two.spot_usd_per_hour) == (
         "Pods 2x T4 (2026-11)",
         2,
@@ -307,8 +302,6 @@ def test_shipped_prices_state_no_stock() -> None:
 def test_two_and_four_gpus_cost_no_more_each_than_twice_one(name: str) -> None:
     # A price of two, four or eight that is another provider's shows as a jump of the price of each.
     one = cheapest_offer(name)
-    assert one is not None
     for count in (2, 4, 8):
-        several = cheapest_offer(name, num_gpus=count)
-        assert several is not None
-        assert several.usd_per_gpu_hour < 2 * one.usd_per_gpu_hour, (name, count, several.label)
+        several = known(cheapest_offer(name, num_gpus=count))
+        assert several.usd_per_gpu_hour < 2 * known(one).usd_per_gpu_hour, (name, count, several.label)

@@ -21,6 +21,7 @@ from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import Trace
 from lightning_predict.step_predictor import memory_need_of
+from tests.known import known
 
 A100 = gpu("A100-SXM-80GB")
 BLOCKS = 8
@@ -119,15 +120,13 @@ def test_more_ranks_never_need_more_memory(trace: Trace) -> None:
 @pytest.mark.parametrize("words", ["ddp", "zero1", "fsdp", "ddp,micro_batches=4", "zero2,accumulate=2"])
 def test_predictions_take_the_simulated_rank(trace: Trace, words: str) -> None:
     single, layout, strategy = step_memory(trace), Layout(A100, 4), parse_strategy(words)
-    assert single is not None
-    need = memory_need_of([(trace, single)], layout, strategy)
+    need = memory_need_of([(trace, known(single))], layout, strategy)
     assert need.memory_bytes == RankMemory(trace).most_filled(layout, strategy).bytes_on(A100)
 
 
 def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
     layout, strategy = Layout(A100, 4), Strategy(data="fsdp")
-    alone = step_memory(trace)
-    assert alone is not None
+    alone = known(step_memory(trace))
     memory = replace(trace.memory, peak_bytes=2 * alone.allocated_on(A100), reserved_bytes=3 * alone.bytes_on(A100))
     measured = replace(trace, memory=memory)
     found, plain = (
@@ -135,9 +134,7 @@ def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
         for one in (measured, trace)
         if (single := step_memory(one)) is not None
     )
-    assert found.allocated is not None
-    assert plain.allocated is not None
-    assert found.allocated.middle == pytest.approx(2 * plain.allocated.middle)
+    assert known(found.allocated).middle == pytest.approx(2 * known(plain.allocated).middle)
     assert found.memory_bytes == pytest.approx(3 * (plain.memory_bytes or 0))
 
 

@@ -28,6 +28,7 @@ from lightning_predict.timeline.calibration import RecordedSimulation, recorded_
 from lightning_predict.timeline.host import HostModel
 from tests.callbacks.small import Small
 from tests.gpu.test_peak_memory import step_on
+from tests.known import known
 from tests.own_weights.measuring.test_measuring import MATRIX, TINY
 
 pytestmark = pytest.mark.gpu
@@ -48,9 +49,8 @@ def resnet() -> tuple[Trace, Callable[[], object]]:
 
 def test_this_gpu_is_in_the_catalogue(record_property: Note) -> None:
     trace, _ = resnet()
-    found = gpu_in_use(trace)
     record_property("gpu", trace.gpu_reported_name)
-    assert found is not None
+    assert gpu_in_use(trace) is not None
 
 
 def test_the_loop_and_the_host_without_a_profiler_were_timed(record_property: Note) -> None:
@@ -79,8 +79,7 @@ def test_a_step_is_predicted_on_its_own_gpu_from_its_kernels_within_5_percent(
     record_property: Note,
 ) -> None:
     trace, _ = resnet()
-    origin = gpu_in_use(trace)
-    assert origin is not None
+    origin = known(gpu_in_use(trace))
     assert trace.running_step_seconds is not None
     alone = replace(trace.untimed(), profiled_seconds=trace.profiled_seconds)
     predicted = lp.predict(alone, [origin.name], history=False)[origin.name].iteration_seconds
@@ -90,8 +89,7 @@ def test_a_step_is_predicted_on_its_own_gpu_from_its_kernels_within_5_percent(
 
 def test_the_host_of_the_recording_is_slower_than_the_one_that_was_read_and_by_how_much(record_property: Note) -> None:
     trace, _ = resnet()
-    origin = gpu_in_use(trace)
-    assert origin is not None
+    origin = known(gpu_in_use(trace))
     timed = predict_work_times(trace, [origin], origin=origin, models=None)
     replayed = RecordedSimulation(trace, timed, HostModel(), recorded_gap(trace)).host_seconds(1.0)
     read = statistics.median(trace.host_seconds_unprofiled)
@@ -122,12 +120,11 @@ def test_an_operation_takes_as_long_as_the_weights_say(
 ) -> None:
     trace, _ = resnet()
     origin = gpu_in_use(trace)
-    assert origin is not None
     with own_stream(CUDA):
         calls = BENCHMARKS[operation].calls(words, getattr(torch, dtype), CUDA)
         timing = time_call(calls[operation], CUDA)
     assert timing.flushed_seconds is not None, timing.reason
-    predicted = float(lp.operator_seconds(operation, origin.name, dtype=dtype, weights=None, **words))
+    predicted = float(lp.operator_seconds(operation, known(origin).name, dtype=dtype, weights=None, **words))
     record_property("error", f"{predicted / timing.flushed_seconds - 1:+.1%}")
     assert predicted == pytest.approx(timing.flushed_seconds, rel=0.25)
 
@@ -164,8 +161,7 @@ def test_after_a_failed_capture_random_numbers_and_captures_go_on() -> None:
         torch.nn.functional.dropout(values)
         graph, reason = captured(lambda: torch.nn.functional.dropout(values), CUDA)
         assert reason is None
-        assert graph is not None
-        graph.replay()
+        known(graph).replay()
     torch.cuda.synchronize()
 
 
@@ -176,9 +172,8 @@ def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Pat
     record_property("error", f"{scores[0].before:.1%} before, {scores[0].after:.1%} after")
     trace, _ = resnet()
     origin = gpu_in_use(trace)
-    assert origin is not None
     seconds = lp.operator_seconds(
-        "linear", origin.name, dtype="float16", weights=str(tmp_path / "weights"), m=2048, n=2048, k=2048
+        "linear", known(origin).name, dtype="float16", weights=str(tmp_path / "weights"), m=2048, n=2048, k=2048
     )
     record_property("rows", done.rows)
     assert float(seconds) > 0
@@ -206,8 +201,7 @@ def test_a_callback_predicts_in_a_fit_on_this_gpu(tmp_path: Path, record_propert
     trainer.fit(small.model(), small.loader(80))
     assert predictor.trace is not None
     assert predictor.trace.has_measured_kernels
-    assert predictor.trace.running_step_seconds is not None
-    share = predictor.trace.running_step_seconds / statistics.median(predictor.trace.step_seconds)
+    share = known(predictor.trace.running_step_seconds) / statistics.median(predictor.trace.step_seconds)
     record_property("running over standing", f"{share:.2f}")
     assert predictor.predictions is not None
 
@@ -216,8 +210,7 @@ def test_a_captured_step_is_followed_so_that_every_change_can_be_advised(record_
     trace, _ = resnet()
     assert not [note for note in trace.notes if note.startswith("Tensors could not be followed")]
     origin = gpu_in_use(trace)
-    assert origin is not None
-    advice = lp.advise(trace, [origin.name], history=False)
+    advice = lp.advise(trace, [known(origin).name], history=False)
     for name in ("compile", "channels_last", "bf16-mixed"):
         assert advice[name].simulated_gain is not None, advice[name].why_not
     record_property("compile simulated", f"{advice['compile'].simulated_gain:.2f}")
@@ -235,8 +228,7 @@ def test_a_fit_that_asks_for_advice_follows_one_step_more(tmp_path: Path) -> Non
 def test_the_gain_of_a_change_lies_in_the_interval_of_the_advice(change: str, record_property: Note) -> None:
     trace, _ = resnet()
     origin = gpu_in_use(trace)
-    assert origin is not None
-    told = lp.advise(trace, [origin.name], history=False)[change]
+    told = lp.advise(trace, [known(origin).name], history=False)[change]
     tried = try_change(change, lambda batch_size: step_on("resnet50", "cuda"), batch_size=trace.samples or 1)
     simulated = told.simulated_gain
     assert simulated is not None, told.why_not

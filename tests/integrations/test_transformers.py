@@ -18,6 +18,7 @@ from lightning_predict.observe.watched_loop import WatchedRun, watch
 from lightning_predict.record.session import recordings_on
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
+from tests.known import known
 from tests.observe.test_watched_loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
@@ -62,9 +63,8 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
 ) -> None:
     predictor = RuntimePredictorCallback(gpus=["L4", "8xH100"], deadline_hours=1)
     trainer = trained(tmp_path, predictor)
-    assert predictor.predictions is not None
     assert predictor.trace is not None
-    one = predictor.predictions["L4"]
+    one = known(predictor.predictions)["L4"]
     # Three steps of warm-up and the recorded one are over when it is asked, so three are left.
     assert one.total_seconds == pytest.approx(3 * one.cycle_seconds, rel=0.01)
     assert predictor.trace.samples == BATCH * ACCUMULATED
@@ -78,8 +78,7 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    assert trainer.model is not None
-    return dict(trainer.model.state_dict())
+    return dict(known(trainer.model).state_dict())
 
 
 def test_training_is_bit_identical_with_and_without_it(tmp_path: Path) -> None:
@@ -172,8 +171,7 @@ def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:
     predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False, usd=35.0, run_usd_per_hour=3600.0)
     trainer = trained(tmp_path, predictor, steps=400, time=time)
     assert trainer.state.global_step == 21  # 60 % of 35 s
-    assert predictor.stopping_reason is not None
-    assert "exceeds the budget of $35.00 (usd; " in predictor.stopping_reason
+    assert "exceeds the budget of $35.00 (usd; " in known(predictor.stopping_reason)
 
 
 def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(

@@ -22,6 +22,7 @@ from lightning_predict.layouts.strategy import DATA_STRATEGIES, DataStrategy, St
 from lightning_predict.layouts.tensor_parallel import split_model
 from lightning_predict.memory.rank_memory import RankMemory, even_bytes
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from tests.known import known
 from tests.layouts.example_blocks import EXPERT_BYTES, HIDDEN, TOKENS, WEIGHT_BYTES, mixture, trace_of
 
 H100 = gpu("H100-SXM-80GB")
@@ -120,8 +121,7 @@ def test_least_filled_stage_of_a_pipeline_holds_fewer_blocks() -> None:
     assert ranks.tensor_bytes(layout, strategy) == most
     # The bound of the search lacks nothing here.
     assert ranks.lower_bounds(layout, strategy) == [most, 4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4]
-    least = ranks.least_filled(layout, strategy)
-    assert least is not None
+    least = known(ranks.least_filled(layout, strategy))
     assert least.persistent_bytes + least.temporary_bytes == 4 * WEIGHT_BYTES + ACTIVATION_BYTES / 4
     assert ranks.least_filled(layout, Strategy()) is None
 
@@ -137,8 +137,7 @@ def test_busiest_experts_keep_more_activations() -> None:
     assert uneven - even == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
     # The other of two GPUs gets half as many tokens: 2 - 1.5 times as many as with balanced routing.
     ranks, layout = RankMemory(trace), Layout(H100, 2)
-    least = ranks.least_filled(layout, parse_strategy("ddp,expert=2,capacity=1.5"))
-    assert least is not None
+    least = known(ranks.least_filled(layout, parse_strategy("ddp,expert=2,capacity=1.5")))
     size = least.persistent_bytes + max(least.temporary_bytes, least.update_bytes)
     assert even - size == pytest.approx(0.5 * 3 / 4 * 2 * ACTIVATION_BYTES)
     assert ranks.least_filled(layout, parse_strategy("ddp,expert=2")) is None
@@ -404,9 +403,8 @@ def test_copy_of_the_update_is_sharded_with_the_weights(gpus: int, foreach: bool
         optimizer.zero_grad()
 
     name = f"{gpus}xA100-SXM-80GB"
-    memory = lp.predict(lp.capture(step), [name], history=False, strategy="fsdp")[name].memory.allocated
+    memory = known(lp.predict(lp.capture(step), [name], history=False, strategy="fsdp")[name].memory.allocated)
     weights = 4 * 24 * 2048**2
     # The update holds weights, gradients, two states and a copy, all divided
-    assert memory is not None
     assert memory.middle == pytest.approx(5 * weights / gpus, rel=0.25)
     assert memory.middle < 4.5 * weights / gpus + weights / 2  # 24.5, 16.5 and 12.6 GiB for 8: the copy was whole

@@ -14,6 +14,7 @@ from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.step_memory import total_bytes
 from lightning_predict.record.trace import Memory, Trace
 from lightning_predict.reports.memory import curve_lines, folded_modules, memory_chart
+from tests.known import known
 
 BLOCKS, WIDTH, ROWS = 8, 512, 16 * 1024
 
@@ -35,8 +36,7 @@ def trace() -> Trace:
 
 
 def test_parts_add_up_to_process(trace: Trace) -> None:
-    found = memory_breakdown(trace, gpu("L4"))
-    assert found is not None
+    found = known(memory_breakdown(trace, gpu("L4")))
     parts = {part.name: part.bytes for part in found.parts}
     parameters = BLOCKS * (WIDTH * WIDTH + WIDTH) * 4
     assert parts["parameters and buffers"] == parameters
@@ -50,26 +50,22 @@ def test_parts_add_up_to_process(trace: Trace) -> None:
 
 def test_activations_by_module(trace: Trace) -> None:
     found = memory_breakdown(trace, gpu("L4"))
-    assert found is not None
-    sizes = {part.name: part.bytes for part in found.modules}
+    sizes = {part.name: part.bytes for part in known(found).modules}
     assert sizes["0.0"] == sizes["1.0"] == 32 * MEBIBYTE
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
 
 
 def test_report_agrees_with_table_and_folds_blocks(trace: Trace) -> None:
     """`trace memory` said 19.9 and 21.0 GiB where the table said 20.7, and listed ten single blocks."""
-    report = memory_report(trace, gpu("L4"))
-    assert report is not None
-    assert report.need.process is not None
-    assert report.breakdown.total_bytes == pytest.approx(report.need.process.middle)
+    report = known(memory_report(trace, gpu("L4")))
+    assert report.breakdown.total_bytes == pytest.approx(known(report.need.process).middle)
     names = [one.name for one in folded_modules(report.breakdown.modules)]
     assert len([name for name in names if name.startswith("*.")]) == 2  # products and GELUs of all blocks
     assert not any(name.startswith("0.") for name in names)
 
 
 def test_curve_rises_to_peak_and_falls_in_backward_pass(trace: Trace) -> None:
-    report = memory_report(trace, gpu("L4"))
-    assert report is not None
+    report = known(memory_report(trace, gpu("L4")))
     curve, top = report.breakdown.curve, max(report.breakdown.curve)
     # Without free blocks, the highest point is the process minus the allocator's cache.
     kept = sum(part.bytes for part in report.breakdown.parts if part.name.startswith("allocator"))

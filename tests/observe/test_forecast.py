@@ -7,6 +7,7 @@ import pytest
 from lightning_predict.observe.forecast import STALL_SHARE, ForecastInputs, ForecastSchedule, RestOfRun
 from lightning_predict.observe.remaining import Position, Validation
 from lightning_predict.observe.run_observer import RunObserver
+from tests.known import known
 
 FACTS = ForecastInputs(
     position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
@@ -34,8 +35,7 @@ def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: flo
 
 
 def middle(rest: RestOfRun) -> float:
-    assert rest.forecast is not None
-    return rest.forecast.middle
+    return known(rest.forecast).middle
 
 
 def test_before_a_step_was_timed_there_are_counts_alone() -> None:
@@ -47,8 +47,7 @@ def test_before_a_step_was_timed_there_are_counts_alone() -> None:
 def test_remaining_steps_take_the_measured_time() -> None:
     rest = clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0)
-    assert rest.run is not None
-    assert rest.run.total_seconds == pytest.approx(80.0)
+    assert known(rest.run).total_seconds == pytest.approx(80.0)
     assert rest.forecast is not None
     assert 60 < rest.forecast.low < 80 < rest.forecast.high < 120
     assert rest.steps == 20
@@ -57,8 +56,7 @@ def test_remaining_steps_take_the_measured_time() -> None:
 def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     run = clock(wait=0.5)
     batch_times = run.batch_times(batches_per_window=1)
-    assert batch_times is not None
-    waits = 30 * 0.5 + 50 * batch_times.later_wait.middle
+    waits = 30 * 0.5 + 50 * known(batch_times).later_wait.middle
     rest = run.rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + waits)
     loader = rest.workload.loader
@@ -80,8 +78,7 @@ def test_untimed_validation_counts_as_forward_passes() -> None:
     rest, plain = clock().rest(replace(FACTS, position=position)), clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + 2 * 30 / 3)
     assert rest.forecast is not None
-    assert plain.forecast is not None
-    assert rest.forecast.low < plain.forecast.middle
+    assert rest.forecast.low < known(plain.forecast).middle
     assert rest.forecast.high > 80.0 + 2 * 30
 
 
@@ -128,8 +125,7 @@ def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_fo
     run = clock(check=0.1)
     hidden, shown = run.rest(replace(facts, validation_has_workers=True)), run.rest(facts)
     assert middle(hidden) == middle(shown)
-    assert hidden.forecast is not None
-    assert hidden.forecast.high > middle(shown) + 2 * 10 * (1.0 - 0.1)
+    assert known(hidden.forecast).high > middle(shown) + 2 * 10 * (1.0 - 0.1)
 
 
 def test_moments_count_at_each_doubling_and_are_believed_once_enough_was_seen() -> None:

@@ -20,6 +20,7 @@ from lightning_predict.observe.ledger_file import (
     start_of,
 )
 from lightning_predict.observe.meters import Use
+from tests.known import known
 
 GONE = f"{socket.gethostname()}:4194305"
 """A process that cannot exist on this machine: above the largest number that Linux gives."""
@@ -95,8 +96,7 @@ def names(folder: Path, run: str, *, owner: str, has_checkpoint: bool = False) -
     found, _ = find_ledger(str(folder), run=run)
     place = save_own(str(folder), kept(run, owner=owner), place=found, has_checkpoint=has_checkpoint)
     saved = read_ledger(place.ledger)
-    assert saved is not None
-    assert saved.owner == owner
+    assert known(saved).owner == owner
     assert Path(place.checkpoint).stem == Path(place.ledger).stem
     return Path(place.ledger).stem
 
@@ -153,8 +153,7 @@ def test_most_seconds_of_a_run_count_and_damaged_ledgers_are_told(tmp_path: Path
     (tmp_path / f"{FIRST}-z.json").write_text("{")
     found, unread = find_ledger(str(tmp_path), run="bbbbbbbbbb")
     assert found is not None
-    assert found.kept is not None
-    assert (Path(found.ledger).stem, found.kept.use.seconds) == (f"{FIRST}-x", 900.0)
+    assert (Path(found.ledger).stem, known(found.kept).use.seconds) == (f"{FIRST}-x", 900.0)
     assert len(unread) == 1
     assert f"{FIRST}-z.json" in unread[0]
 
@@ -171,8 +170,7 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     file.write_text(
         json.dumps({"run": "a", "job": "SLURM_JOB_ID=17", "seconds": 9.0, "usd": 1.0, "date": "2026-11-23"})
     )
-    found = read_ledger(file)
-    assert found is not None
+    found = known(read_ledger(file))
     assert found.is_continued_by("a")
     assert (found.use.seconds, found.use.amount("usd")) == (9.0, 1.0)
 

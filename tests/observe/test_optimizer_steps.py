@@ -15,6 +15,7 @@ from lightning_predict.observe.optimizer_steps import (
     shares_of_kinds,
 )
 from lightning_predict.observe.recorder import EXTRA_WARMUP_WINDOWS, next_action
+from tests.known import known
 
 
 class Watch:
@@ -57,16 +58,14 @@ def test_a_window_of_two_optimizers_counts_two_steps() -> None:
     watch = Watch(is_manual=True)
     for number in range(3):
         window = watch.batch(float(number), number + 0.5, steps=2 * (number + 1))
-        assert window is not None
-        assert window.optimizer_steps == 2
+        assert known(window).optimizer_steps == 2
     assert watch.count.window_size == WindowSize(batches_per_window=1, steps_per_window=2.0)
 
 
 def test_a_batch_of_unknown_size_makes_the_samples_unknown() -> None:
     watch = Watch()
     watch.batch(0.0, 1.0, steps=0, samples=None)
-    window = watch.batch(1.0, 2.0, steps=1, samples=3)
-    assert window is not None
+    window = known(watch.batch(1.0, 2.0, steps=1, samples=3))
     assert window.samples is None
 
 
@@ -75,8 +74,7 @@ def test_a_pause_is_not_a_wait_for_the_loader() -> None:
     watch.batch(0.0, 1.0, steps=1)
     watch.timer.pause()
     window = watch.batch(100.0, 101.0, steps=2)
-    assert window is not None
-    assert window.loader_seconds == ()
+    assert known(window).loader_seconds == ()
 
 
 def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one() -> None:

@@ -19,6 +19,7 @@ from lightning_predict.observe.recorder import (
 )
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.record.trace import Trace
+from tests.known import known
 
 
 @dataclass
@@ -152,8 +153,7 @@ def test_it_times_then_records_one_step() -> None:
     loop = Loop()
     assert [loop.batch(1.0), loop.batch(1.0)] == [None, None]
     assert loop.sessions == []
-    trace = loop.batch(5.0)
-    assert trace is not None
+    trace = known(loop.batch(5.0))
     assert trace.step_seconds == (1.0,)  # the first is cold, and the recorded step is slower
     assert trace.loader_seconds == (0.25,)
     assert (trace.samples, trace.batches, trace.optimizer_steps) == (8, 1, 1)
@@ -165,8 +165,7 @@ def test_on_a_gpu_a_block_that_waits_once_comes_before_the_recording() -> None:
     loop = Loop(device_seconds=3.0)
     traces = [loop.batch(1.0, loader=0.0) for _ in range(2 + 8 + 1)]
     assert traces[:10] == [None] * 10
-    trace = traces[10]
-    assert trace is not None
+    trace = known(traces[10])
     assert trace.step_seconds == (3.0,)
     assert trace.host_seconds_unprofiled == (1.0,)
     assert (trace.running_step_seconds, trace.running_steps) == (3.0, 8)
@@ -186,8 +185,7 @@ def test_within_a_block_nothing_waits_for_the_device() -> None:
 def test_accumulated_batches_run_in_the_block_without_a_wait() -> None:
     loop = Loop(device_seconds=3.0, accumulates=4)
     traces = [loop.batch(1.0, loader=0.0) for _ in range(4 * (2 + 2 + 1))]
-    trace = traces[-1]
-    assert trace is not None
+    trace = known(traces[-1])
     assert (trace.running_step_seconds, trace.running_steps, trace.batches) == (12.0, 2, 4)
     assert trace.host_seconds_unprofiled == (4.0,)
 
@@ -195,8 +193,7 @@ def test_accumulated_batches_run_in_the_block_without_a_wait() -> None:
 def test_a_run_that_is_short_has_no_block() -> None:
     short = Loop(device_seconds=3.0)
     traces = [short.batch(1.0, loader=0.0, full_windows_after=33 - number) for number in range(3)]
-    trace = traces[-1]
-    assert trace is not None
+    trace = known(traces[-1])
     assert trace.running_step_seconds is None
     assert trace.host_seconds_unprofiled == (1.0,)
 
@@ -215,8 +212,7 @@ def test_a_block_that_something_breaks_is_tried_once_more() -> None:
         for _ in range(5):
             assert twice.batch(1.0, loader=0.0) is None
         twice.recorder.pause()
-    trace = twice.batch(1.0, loader=0.0)
-    assert trace is not None
+    trace = known(twice.batch(1.0, loader=0.0))
     assert trace.running_step_seconds is None
 
 
@@ -238,8 +234,7 @@ def test_a_block_that_waits_for_its_loader_is_left_out() -> None:
         [loop.batch(1.0, loader=wait) for _ in range(11)][-1]
         for loop, wait in ((Loop(device_seconds=3.0), 1.0), (Loop(device_seconds=3.0), 4.0))
     )
-    assert busy is not None
-    assert busy.running_step_seconds == 3.0  # the device works through waits of 1 s
+    assert known(busy).running_step_seconds == 3.0  # the device works through waits of 1 s
     assert idle is not None
     assert idle.running_step_seconds is None
 
@@ -274,8 +269,7 @@ def test_a_batch_that_never_ends_is_not_recorded() -> None:
     loop.start()
     trace = loop.batch(1.0)  # The epoch was left; this batch belongs to the next.
     assert [session.events for session in loop.sessions] == [["start", "stop"], ["start", "stop"]]
-    assert trace is not None
-    assert trace.recorder == "session 1"
+    assert known(trace).recorder == "session 1"
 
 
 def test_a_pause_ends_a_batch_that_never_ends() -> None:
@@ -307,8 +301,7 @@ def test_an_update_that_a_gradient_scaler_skips_is_recorded_again() -> None:
     assert [loop.batch(1.0, due=[0]) for _ in range(2)] == [None, None]
     # Due, but not made: the gradients were not finite.
     assert loop.batch(1.0, due=[0], seen=[]) is None
-    trace = loop.batch(1.0, due=[0], seen=[0])
-    assert trace is not None
+    trace = known(loop.batch(1.0, due=[0], seen=[0]))
     assert trace.recorder == "session 1"
     assert trace.other_steps == ()
 
@@ -328,8 +321,7 @@ def test_a_window_in_which_code_was_compiled_is_recorded_again() -> None:
     loop.batch(9.0, nodes=70, compiles=True)
     loop.batch(1.0, nodes=7)
     assert loop.batch(3.0, nodes=40, compiles=True) is None
-    trace = loop.batch(1.0, nodes=7)
-    assert trace is not None
+    trace = known(loop.batch(1.0, nodes=7))
     assert (trace.recorder, trace.other_steps) == ("session 1", ())
 
 
@@ -405,8 +397,7 @@ def test_trace_is_returned_if_training_ends_early() -> None:
     loop = Loop(optimizers=2)
     for _ in range(4):
         loop.batch(1.0, due=[0])
-    trace = loop.recorder.unreturned_trace()
-    assert trace is not None
+    assert loop.recorder.unreturned_trace() is not None
     assert loop.recorder.unreturned_trace() is None
 
 
@@ -440,8 +431,7 @@ class ValidationLoop:
 
 
 def test_the_second_validation_batch_is_recorded() -> None:
-    trace = ValidationLoop().run(2)
-    assert trace is not None
+    trace = known(ValidationLoop().run(2))
     assert (trace.samples, trace.batches, trace.optimizer_steps, trace.step_seconds) == (8, 1, 0, ())
 
 

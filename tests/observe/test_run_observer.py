@@ -11,6 +11,7 @@ from lightning_predict.observe.forecast import BatchTimes
 from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.run_observer import RunObserver, observer_of
 from lightning_predict.record.trace import Kernel, Operation, Trace
+from tests.known import known
 
 
 class Fit:
@@ -47,8 +48,7 @@ class Fit:
 
     def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
         found = self.clock.batch_times(batches_per_window=together, workers=workers)
-        assert found is not None
-        return found
+        return known(found)
 
 
 def test_before_a_step_was_timed_nothing_is_known() -> None:
@@ -262,15 +262,13 @@ def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
 def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_recorded_one() -> None:
     fit = Fit()
     fit.validate([9.0, 2.0], start=5.0, wait=0.5, is_check=True)
-    found = fit.clock.validation.times(wait=Interval(0.1, 0.125, 0.2))
-    assert found is not None
+    found = known(fit.clock.validation.times(wait=Interval(0.1, 0.125, 0.2)))
     assert found.batch is not None
     # The first fetch of 5 s was cold. The only wait may have been: the geometric mean of 0.5 s and 0.125 s.
     assert found.overhead == Interval(0.0, 0.125, 7.5)
     assert (found.wait.middle, found.batch.middle) == (0.25, 2.0)
     workers = fit.clock.validation.times(has_workers=True)
-    assert workers is not None
-    assert workers.overhead.middle == 5.0  # each run starts workers
+    assert known(workers).overhead.middle == 5.0  # each run starts workers
     assert found.batch.low < 1.0  # it was cold
     assert found.batch.high > 2.0
 
@@ -283,8 +281,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
         fit.passes(seconds)
         fit.clock.validation.on_batch_end()
     fit.clock.on_validation_end()
-    found = fit.clock.validation.times()
-    assert found is not None
+    found = known(fit.clock.validation.times())
     assert found.batch is not None
     assert found.batch.middle == 6.0  # Both are too long; the shorter is nearer.
 
@@ -302,8 +299,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
             fit.clock.validation.recording_has_ended()
             fit.passes(0.2)
     fit.clock.on_validation_end()
-    found = fit.clock.validation.times(wait=Interval(0.1, 0.2, 0.3))
-    assert found is not None
+    found = known(fit.clock.validation.times(wait=Interval(0.1, 0.2, 0.3)))
     assert found.wait.middle == pytest.approx(0.2)
     assert found.wait.high == pytest.approx(0.3)
 
@@ -311,8 +307,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
 def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
     fit = Fit()
     fit.validate([4.0, 4.0], is_check=True)
-    found = fit.clock.validation.times(batch_seconds=1.0)
-    assert found is not None
+    found = known(fit.clock.validation.times(batch_seconds=1.0))
     assert found.batch is not None
     assert found.batch.middle == 2.0  # the geometric mean
     assert found.batch.contains(4.0)
@@ -326,11 +321,9 @@ def test_validation_runs_are_timed_whole() -> None:
         fit.batch()
         fit.passes(1.5)  # Its workers start before any event is reported.
         fit.validate(batches, start=0.5, wait=0.25)
-    found = fit.clock.validation.times()
-    assert found is not None
-    assert found.batch is not None
+    found = known(fit.clock.validation.times())
     assert (found.overhead.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches
-    assert found.batch.middle == 2.0
+    assert known(found.batch).middle == 2.0
 
 
 def test_steps_are_read_only_while_somebody_asks_for_windows() -> None:

@@ -22,6 +22,7 @@ from lightning_predict.reports.ranking import (
     with_article,
 )
 from lightning_predict.testing import example_machine, with_values
+from tests.known import known
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
@@ -127,8 +128,7 @@ def test_unknown_length_compares_one_iteration() -> None:
     ranking = rank(Predictions(tuple(each)), deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
-    assert ranking.cheapest is not None
-    assert ranking.cheapest.cost_usd == pytest.approx(0.048 / 3600 * 0.35)  # seconds x $ per hour
+    assert known(ranking.cheapest).cost_usd == pytest.approx(0.048 / 3600 * 0.35)  # seconds x $ per hour
     # A thousand iterations: 48 s, and 48 / 3600 h x $0.35.
     assert ranking_lines(ranking)[0].endswith(": cheapest (48.0 s, $0.00467 for 1,000 steps).")
     # 3,600 s of steps of 48 ms on the cheapest, and of 6 ms on the fastest.
@@ -322,10 +322,9 @@ def test_gpu_slower_than_machine_in_use_is_not_recommended(
     }
     in_use = machine(3600 * own, name="MI300X")
     ranking = rank(Predictions(tuple(offered.values()), machine=in_use, is_running=is_running))
-    assert ranking.cheapest is not None
     lines = ranking_lines(ranking)
     # The MI300X's price is unknown: a GPU that is as fast may cost more.
-    assert lines[0].startswith("Rent ") == (1.05 * ranking.cheapest.seconds <= 3600 * own)
+    assert lines[0].startswith("Rent ") == (1.05 * known(ranking.cheapest).seconds <= 3600 * own)
     sooner = " ".join(line for line in lines if " sooner for " in line)
     assert not any(
         f"{name} is" in sooner for name, one in offered.items() if (one.total_seconds or 0) > 1.01 * 3600 * own
@@ -399,9 +398,7 @@ def test_unknown_length_includes_waits_for_the_loader() -> None:
     in_use = example_machine("CPU", 0.1, cycle_seconds=0.35)
     one = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
     ranking = rank(Predictions((one,), machine=in_use, is_running=True))
-    assert ranking.in_use is not None
-    assert ranking.fastest is not None
-    assert ranking.in_use.seconds / ranking.fastest.seconds == pytest.approx(0.35 / 0.26)
+    assert known(ranking.in_use).seconds / known(ranking.fastest).seconds == pytest.approx(0.35 / 0.26)
 
 
 def test_time_limit_ranks_gpus_by_steps() -> None:

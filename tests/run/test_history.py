@@ -26,6 +26,7 @@ from lightning_predict.run.history import (
 )
 from lightning_predict.run.workload import Run
 from lightning_predict.uncertainty import MEASURED_SPREAD
+from tests.known import known
 from tests.run.test_totals import STEP
 
 RECORD = HistoryRecord(
@@ -202,8 +203,7 @@ def test_fingerprint_of_model_depends_on_parameters_and_precision() -> None:
 
 
 def test_step_is_corrected_to_measured_step() -> None:
-    correction = correction_for([RECORD], "f", STEP)
-    assert correction is not None
+    correction = known(correction_for([RECORD], "f", STEP))
     step = STEP.scaled(correction.step, note=correction.note(STEP.gpu))
     # 0.6 s were measured; 0.5 s are predicted.
     assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
@@ -247,8 +247,7 @@ def test_single_false_line_changes_a_total_by_no_more_than_its_neighbours_differ
         found = run_correction(
             [*runs[:number], replace(RECORD, actual_seconds=actual_seconds), *runs[number:]], "f", "T4"
         )
-        assert found is not None
-        assert 1.10 <= found.run <= 1.14
+        assert 1.10 <= known(found).run <= 1.14
 
 
 def test_interval_of_equal_measured_steps_is_not_empty() -> None:
@@ -269,8 +268,7 @@ def of_sizes(**seconds: float) -> list[HistoryRecord]:
 
 def test_step_is_interpolated_between_batch_sizes() -> None:
     records = of_sizes(s8=0.3, s16=0.5)  # 0.1 s, and 25 ms a sample
-    correction = correction_for(records, "f", STEP, model="m", samples=24)
-    assert correction is not None
+    correction = known(correction_for(records, "f", STEP, model="m", samples=24))
     assert correction.step == pytest.approx(0.7 / 0.5)  # 0.7 s by the line; 0.5 s are predicted
     assert correction.note("T4") == (
         "The step is corrected by a factor of 1.40, from 2 earlier runs of this model on T4 (interpolated "
@@ -278,8 +276,7 @@ def test_step_is_interpolated_between_batch_sizes() -> None:
     )
     # A run of the same step takes precedence.
     exact = correction_for([*records, RECORD], "f", STEP, model="m", samples=24)
-    assert exact is not None
-    assert exact.step == pytest.approx(0.6 / 0.5)
+    assert known(exact).step == pytest.approx(0.6 / 0.5)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +302,7 @@ def test_other_models_gpus_and_distant_batch_sizes_give_no_correction(
 
 def test_layout_is_corrected_by_runs_with_the_same_number_of_gpus() -> None:
     records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
-    correction = correction_for(records, "f", replace(STEP, gpu="8xT4"))
-    assert correction is not None
+    correction = known(correction_for(records, "f", replace(STEP, gpu="8xT4")))
     assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
     assert correction_for(records, "f", replace(STEP, gpu="4xT4")) is None
 

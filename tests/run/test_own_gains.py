@@ -13,6 +13,7 @@ from lightning_predict.run.history import HistoryRecord, append_record, read_his
 from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
 from tests.advice.example_steps import GPU, REPORTED, trained
 from tests.fusion.test_attention import captured as attention
+from tests.known import known
 
 FLOAT32 = replace(trained(64), gpu_reported_name=REPORTED, step_seconds=(0.02, 0.02))
 MIXED = replace(FLOAT32, flags=Flags(autocast_dtype="bfloat16"))
@@ -36,8 +37,7 @@ def run_of(trace: Trace, *, seconds: float, date: str = "2026-11-20", **values: 
 def test_changed_run_reports_measured_and_predicted_gain() -> None:
     before = run_of(FLOAT32, seconds=0.02, foretold={"bf16-mixed": (1.6, 2.1, 2.8)})
     after = run_of(MIXED, seconds=0.0125, date="2026-11-21")
-    found = own_gain([before], after)
-    assert found is not None
+    found = known(own_gain([before], after))
     assert found.gain == pytest.approx(0.02 / 0.0125)
     assert found.predicted_gain == Interval(1.6, 2.1, 2.8)
     assert found.sentence(after) == (
@@ -45,13 +45,13 @@ def test_changed_run_reports_measured_and_predicted_gain() -> None:
         "(predicted 2.10 (1.60 to 2.80))"
     )
     back = own_gain([replace(after, date="2026-11-19")], before)  # the change is taken away
-    assert back is not None
-    assert back.sentence(before).startswith(
-        f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-19 with it"
+    assert (
+        known(back)
+        .sentence(before)
+        .startswith(f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-19 with it")
     )
     silent = own_gain([replace(before, foretold={})], after)
-    assert silent is not None
-    assert silent.sentence(after).endswith("(no prediction, because that run asked for no advice)")
+    assert known(silent).sentence(after).endswith("(no prediction, because that run asked for no advice)")
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,12 @@ def test_runs_with_other_differences_measure_nothing(earlier: HistoryRecord, why
 def test_gains_are_measured_in_samples_per_second() -> None:
     """Twice the batch in 1.5 times the time is 4/3 of the throughput."""
     once, twice = FLOAT32, replace(FLOAT32, samples=128)
-    found = own_gain([run_of(once, seconds=0.02)], run_of(twice, seconds=0.03))
-    assert found is not None
+    found = known(own_gain([run_of(once, seconds=0.02)], run_of(twice, seconds=0.03)))
     assert found.change == "batch_size"
     assert found.gain == pytest.approx(4 / 3)
     both = replace(twice, batches=2)
     summed = own_gain([run_of(once, seconds=0.02)], run_of(both, seconds=0.03))
-    assert summed is not None
-    assert summed.change == "accumulation"
+    assert known(summed).change == "accumulation"
 
 
 def test_settings_of_a_step() -> None:
@@ -112,13 +110,11 @@ def test_later_advice_includes_measured_gains() -> None:
     assert gains["bf16-mixed"] == pytest.approx((1.6,))
     told = lp.advise(FLOAT32, ["L4"])
     assert told.on == GPU
-    gain = told["compile"].gain
-    assert gain is not None
+    gain = known(told["compile"].gain)
     assert gain.middle == pytest.approx(1.25)
     assert gain.low < 1.25 < gain.high
     assert set(told["compile"].gains) == {GPU}
     assert "measured in a run of yours of this model, on this GPU" in (told["compile"].evidence or "")
     assert set(told["bf16-mixed"].gains) == {GPU, "L4"}  # elsewhere by the pairs of others
-    assert told["bf16-mixed"].gain is not None
-    assert told["bf16-mixed"].gain.middle == pytest.approx(1.6)
+    assert known(told["bf16-mixed"].gain).middle == pytest.approx(1.6)
     assert lp.advise(FLOAT32, ["L4"], history=False)["compile"].gain is None

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.run.progress import PlanSlot, ProgressKeeper, place_in_use, read_progress, write_progress
+from tests.known import known
 
 PLACE = PlanSlot(job="bert", node=1, machine="box", num_gpus=2)
 
@@ -14,19 +15,18 @@ PLACE = PlanSlot(job="bert", node=1, machine="box", num_gpus=2)
 def test_progress_is_written_once_a_minute_with_speed_of_process(tmp_path: Path) -> None:
     now = [1000.0]
     keeper = ProgressKeeper(batches=200, place=PLACE, clock=lambda: now[0], wall_clock=lambda: 5e8 + now[0])
-    first = keeper.after(101)  # 100 batches lie before a resume; the first of this process may have waited for anything
-    assert first is not None
+    first = known(
+        keeper.after(101)
+    )  # 100 batches lie before a resume; the first of this process may have waited for anything
     assert (first.done, first.whole_seconds, first.began) == (101 / 200, None, 5e8 + 1000)
     now[0] = 1059.0
     assert keeper.after(110) is None
     now[0] = 1060.0
-    second = keeper.after(131, batch_seconds=lambda: 1.5)
-    assert second is not None
+    second = known(keeper.after(131, batch_seconds=lambda: 1.5))
     assert second.whole_seconds == pytest.approx(60 / 30 * 200)  # 30 batches in a minute, of 200
     assert second.beside_seconds == pytest.approx((2 - 1.5) * 200)  # 1.5 s of each 2 s are the batch's own
     now[0] = 1061.0
-    last = keeper.after(150, has_ended=True)  # stopped early by its own rule
-    assert last is not None
+    last = known(keeper.after(150, has_ended=True))  # stopped early by its own rule
     assert (last.done, last.has_ended) == (1.0, True)
     write_progress(tmp_path / "of" / "bert.json", second)
     assert read_progress(tmp_path / "of" / "bert.json") == second
@@ -37,14 +37,12 @@ def test_pace_is_unknown_before_a_minute_of_training() -> None:
     keeper = ProgressKeeper(batches=200, place=None, clock=lambda: now[0], wall_clock=lambda: now[0])
     keeper.after(5)
     now[0] = 90.0
-    waited = keeper.after(5)  # a minute and a half without a batch
-    assert waited is not None
+    waited = known(keeper.after(5))  # a minute and a half without a batch
     assert waited.whole_seconds is None
     keeper = ProgressKeeper(batches=200, place=None, clock=lambda: now[0], wall_clock=lambda: now[0])
     keeper.after(5)
     now[0] = 149.0
-    ended = keeper.after(35, has_ended=True)  # thirty batches, in 59 s
-    assert ended is not None
+    ended = known(keeper.after(35, has_ended=True))  # thirty batches, in 59 s
     assert ended.whole_seconds is None
 
 

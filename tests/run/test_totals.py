@@ -20,6 +20,7 @@ from lightning_predict.run.workload import (
     workload_with_shared_cores,
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
+from tests.known import known
 
 STEP = StepPrediction(
     gpu="T4",
@@ -112,8 +113,7 @@ def test_totals_by_hand(
     ],
 )
 def test_interval_of_total_by_hand(step: StepPrediction, workload: Workload, total: Interval[float]) -> None:
-    found = predict_run(step, workload).total
-    assert found is not None
+    found = known(predict_run(step, workload).total)
     assert (found.low, found.middle, found.high) == pytest.approx((total.low, total.middle, total.high))
 
 
@@ -121,8 +121,7 @@ def test_whole_run_counts_finished_steps_at_the_pace_of_the_rest() -> None:
     # 100 of 500 steps are left, and 10 of 50 validation batches: 52 s of 260 s.
     run = predict_run(STEP, Workload(training_iterations=100, validation_iterations=10, finished_iterations=400))
     assert run.total_seconds == 52.0
-    assert run.whole is not None
-    assert run.whole.middle == pytest.approx(260.0)
+    assert known(run.whole).middle == pytest.approx(260.0)
     # Two replicas share the finished steps, too.
     shared = workload_per_replica(Workload(training_iterations=100, finished_iterations=400), replicas=2)
     assert shared.finished_iterations == 200
@@ -267,8 +266,7 @@ def test_steps_follow_number_of_replicas(
 @given(st.integers(0, 10**6), st.integers(1, 64))
 def test_replicas_process_all_samples_with_at_most_one_short_step(steps: int, replicas: int) -> None:
     shared = workload_per_replica(Workload(training_iterations=steps), replicas=replicas).training_iterations
-    assert shared is not None
-    assert steps <= shared * replicas < steps + replicas
+    assert steps <= known(shared) * replicas < steps + replicas
 
 
 counts = st.integers(1, 64)

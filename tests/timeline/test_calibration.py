@@ -24,6 +24,7 @@ from lightning_predict.timeline.step_prediction import StepPrediction, predict_s
 from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROGATE_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
+from tests.known import known
 
 DATA = TensorInfo((1024, 1024), "float32")
 MODELS = half_speed("linear/float32")
@@ -115,8 +116,7 @@ def test_step_slightly_longer_than_its_kernels_stays_device_bound(has_launches: 
     step = predicted(recorded(400, 70e-6, steps=(0.028 * 1.002,), has_launches=has_launches))["BIG"]
     assert step.seconds == pytest.approx(0.014 + 0.002 * 0.028, rel=1e-3)
     assert step.bound_by == "device"
-    assert step.verdict is not None
-    assert step.verdict.gain > least_gain
+    assert known(step.verdict).gain > least_gain
     assert step.low_seconds < step.seconds < step.high_seconds
 
 
@@ -237,8 +237,7 @@ def test_profiled_host_is_faster_by_the_slowdown_of_profilers() -> None:
     assert plain.seconds == pytest.approx(5e-3, rel=0.02)
     assert plain.low_seconds == pytest.approx(plain.seconds / FORMULA_SPREAD, rel=0.1)
     assert stacks.low_seconds == pytest.approx(plain.seconds / ASSUMED_SPREAD, rel=0.1)
-    assert plain.verdict is not None
-    assert not plain.verdict.is_doubtful  # 0.6 ms of kernels
+    assert not known(plain.verdict).is_doubtful  # 0.6 ms of kernels
     slows = "which slows it about 2.2 times. Without it the CPU needs 5 ms"
     ends = "for a step. `capture` measures this time."
     assert plain.notes == (f"The CPU was timed under a profiler, {slows} (3.33 to 7.5 ms) {ends}",)
@@ -322,8 +321,7 @@ def test_wait_of_less_than_two_percent_is_kept() -> None:
     # 0.3 ms of Python before 28.4 ms of kernels: a running step would be 1 % shorter, less than two clocks differ by.
     live = in_a_loop(recorded(400, 70e-6, python=3e-4), host=1.0)
     (isolated,), running = live.step_seconds, live.running_step_seconds
-    assert running is not None
-    assert (1 - NOTICEABLE) * isolated < running < isolated
+    assert (1 - NOTICEABLE) * isolated < known(running) < isolated
     shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
     assert shown.seconds == isolated
     assert not any("synchronization" in note for note in shown.notes)

@@ -13,6 +13,7 @@ from lightning_predict.timeline.same_gpu_check import (
 )
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 from tests.example_gpu import BIG, SMALL
+from tests.known import known
 from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product
 
 EXPONENT = RATIO_EXPONENTS["same units"]
@@ -27,8 +28,7 @@ def cuda_trace(*steps: float, sizes: int = 1) -> Trace:
 
 
 def test_check_predicts_gpu_in_use_from_shapes() -> None:
-    check = same_gpu_check(cuda_trace(0.3, 0.25, 0.35), SMALL, MODELS)
-    assert check is not None
+    check = known(same_gpu_check(cuda_trace(0.3, 0.25, 0.35), SMALL, MODELS))
     assert (check.gpu, check.measured_seconds, check.bound_by) == ("SMALL", 0.3, "device")
     assert check.predicted_seconds == pytest.approx(PREDICTED)
     assert check.error == pytest.approx(PREDICTED / 0.3 - 1)
@@ -36,8 +36,7 @@ def test_check_predicts_gpu_in_use_from_shapes() -> None:
 
 def test_check_ignores_measured_kernels() -> None:
     check = same_gpu_check(measured_trace(0.51), SMALL, MODELS)
-    assert check is not None
-    assert check.predicted_seconds == pytest.approx(PREDICTED)
+    assert known(check).predicted_seconds == pytest.approx(PREDICTED)
 
 
 def test_check_needs_known_gpu_timed_step_and_uncompiled_code() -> None:
@@ -49,8 +48,7 @@ def test_check_needs_known_gpu_timed_step_and_uncompiled_code() -> None:
 
 def test_device_is_corrected_by_part_of_error() -> None:
     trace = cuda_trace(2 * PREDICTED)
-    check = same_gpu_check(trace, SMALL, MODELS)
-    assert check is not None
+    check = known(same_gpu_check(trace, SMALL, MODELS))
     assert check.device_factor == pytest.approx(2**EXPONENT)
     assert check.host_factor == 1
     work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
@@ -69,8 +67,7 @@ def test_device_is_corrected_by_part_of_error() -> None:
 def test_host_is_corrected_by_whole_error() -> None:
     expected = 100 * HostModel().overheads("forward", None, LIBRARY_SECONDS["aten::mm"]).total_seconds(launches=1)
     trace = replace(cuda_trace(3 * expected), operations=(product(TINY),) * 100)
-    check = same_gpu_check(trace, SMALL, MODELS)
-    assert check is not None
+    check = known(same_gpu_check(trace, SMALL, MODELS))
     assert check.bound_by == "host"
     assert check.device_factor == 1
     assert check.host_factor == pytest.approx(3)
@@ -108,8 +105,7 @@ def test_python_work_is_not_an_error_of_the_device() -> None:
     # Kernels could not be measured; the profiler saw 30 ms between the step's start and its product.
     timed = replace(product(LARGE), host_start_seconds=0.03, host_seconds=1e-5)
     trace = replace(cuda_trace(0.03 + 2 * PREDICTED), operations=(timed,))
-    check = same_gpu_check(trace, SMALL, MODELS)
-    assert check is not None
+    check = known(same_gpu_check(trace, SMALL, MODELS))
     assert check.predicted_seconds == pytest.approx(0.03 + PREDICTED, rel=1e-3)
     assert check.device_factor == pytest.approx(2**EXPONENT, rel=1e-3)
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
