@@ -101,7 +101,6 @@ def _readable(value: float | None) -> float | None:
 
 TABLE_KEY: Final = "predict/table"
 RANKING_KEY: Final = "predict/ranking"
-FIGURE_KEY: Final = "predict/iteration_time"
 ARTIFACT_FOLDER: Final = "lightning_predict"
 
 
@@ -123,14 +122,6 @@ def _tensorboard_layout(logger: Logger, _predictions: Predictions, _step: int) -
         for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd"))
     }
     logger.experiment.add_custom_scalars({"lightning-predict": charts})
-
-
-def _tensorboard_figure(logger: Logger, predictions: Predictions, step: int) -> None:
-    from lightning_predict.reports.figures import figure_pixels, iteration_figure
-
-    # Not add_figure: it imports pyplot and changes the state of the user's matplotlib.
-    pixels = figure_pixels(iteration_figure(predictions))
-    logger.experiment.add_image(FIGURE_KEY, pixels, global_step=step, dataformats="HWC")
 
 
 def _wandb_data(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> object:
@@ -175,7 +166,6 @@ def _mlflow_artifacts(logger: Logger, predictions: Predictions, step: int) -> No
 
 DELIVERIES: Final[tuple[tuple[str, str, Callable[[Logger, Predictions, int], None]], ...]] = (
     ("TensorBoardLogger", "table", _tensorboard_text),
-    ("TensorBoardLogger", "bar figure", _tensorboard_figure),
     ("TensorBoardLogger", "layout of charts", _tensorboard_layout),
     ("WandbLogger", "table", _wandb_table),
     ("WandbLogger", "summary", _wandb_summary),

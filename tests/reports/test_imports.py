@@ -3,10 +3,8 @@
 import subprocess
 import sys
 
-import pytest
-
-HEAVY = ("torch", "lightning", "pytorch_lightning", "matplotlib", "rich")
-MODULES = ("figures", "format", "html", "loggers", "predictions", "ranking", "sky", "table")
+HEAVY = ("torch", "lightning", "pytorch_lightning", "rich")
+MODULES = ("format", "html", "loggers", "predictions", "ranking", "sky", "table")
 
 
 def loaded_by(code: str) -> set[str]:
@@ -20,9 +18,8 @@ def test_importing_all_of_reports_loads_nothing_heavy() -> None:
     assert loaded_by("\n".join(f"import lightning_predict.reports.{module}" for module in MODULES)) == set()
 
 
-@pytest.mark.parametrize("package", ["rich", "matplotlib"])
-def test_the_check_would_see_a_heavy_import(package: str) -> None:
-    assert package in loaded_by(f"import {package}")
+def test_the_check_would_see_a_heavy_import() -> None:
+    assert "rich" in loaded_by("import rich")
 
 
 def test_printing_as_plain_text_needs_nothing_heavy() -> None:

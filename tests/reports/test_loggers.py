@@ -5,7 +5,6 @@ import importlib
 import json
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ def csv_rows(logger: CSVLogger) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_tensorboard_gets_scalars_the_table_and_the_figure(package: str, tmp_path: Path) -> None:
+def test_tensorboard_gets_scalars_and_the_table(package: str, tmp_path: Path) -> None:
     logger = importlib.import_module(f"{package}.loggers").TensorBoardLogger(tmp_path)
     assert log_predictions([logger], FULL, step=STEP) == ()
     written = events(logger)
@@ -167,25 +166,7 @@ def test_tensorboard_gets_scalars_the_table_and_the_figure(package: str, tmp_pat
     (text,) = written.Tensors("predict/table/text_summary")
     assert text.step == STEP
     assert text.tensor_proto.string_val[0].decode() == markdown_table(FULL, verbose=False, width=TENSORBOARD_WIDTH)
-    (image,) = written.Images("predict/iteration_time")
-    assert (image.step, image.width) == (STEP, 768)
-    assert image.encoded_image_string.startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_tensorboard_gets_the_rest_and_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    logger = TensorBoardLogger(tmp_path)
-    (warning,) = log_predictions([logger], FULL, step=STEP)
-    assert warning == (
-        "TensorBoardLogger could not log the bar figure of the predictions: MissingDependencyError: The bar figure "
-        "needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
-    )
-    tags = events(logger).Tags()
-    assert tags["tensors"] == ["predict/table/text_summary", "custom_scalars__config__"]
-    assert tags["images"] == []
-    assert set(tags["scalars"]) == set(metrics(FULL))
+    assert written.Tags()["tensors"] == ["predict/table/text_summary", "custom_scalars__config__"]
 
 
 def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -295,9 +276,7 @@ def test_refused_output_does_not_affect_other_outputs(tmp_path: Path) -> None:
     assert log_predictions([logger], FULL, step=STEP) == (
         "PickyLogger could not log the table of the predictions: NotImplementedError: no text here",
     )
-    tags = events(logger).Tags()
-    assert tags["images"] == ["predict/iteration_time"]
-    assert tags["tensors"] == ["custom_scalars__config__"]
+    assert events(logger).Tags()["tensors"] == ["custom_scalars__config__"]
 
 
 class DrawingLogger(TensorBoardLogger):
