@@ -30,7 +30,7 @@ def kernel(name: str, start: float, microseconds: float, correlation: int, **mor
 
 def document(events: list[dict[str, Any]], name: str = "Tesla V100-SXM2-32GB") -> Document:
     """A profile of one marked step."""
-    end = max(one["ts"] + one["dur"] for one in events) + 100
+    end = max(event["ts"] + event["dur"] for event in events) + 100
     rows = [{"id": 0, "name": name, "totalGlobalMem": 32 * 2**30}]
     return {"traceEvents": [mark(0, 900, end), *events], "deviceProperties": rows, "cuda_runtime_version": 13000}
 

@@ -113,7 +113,7 @@ class FakeDevice:
         events = [*self._warm_up_events(), *self.document["traceEvents"]]
         kernels = sorted((one for one in events if one.get("cat") == "kernel"), key=lambda one: float(one["ts"]))
         lost = set(map(id, kernels[: self.recorded]))
-        return {**self.document, "traceEvents": [one for one in events if id(one) not in lost]}
+        return {**self.document, "traceEvents": [event for event in events if id(event) not in lost]}
 
     def launch_warm_up_kernels(self, kernels: int) -> None:
         """Remember the small kernels that this package launches before a recorded step."""
@@ -121,7 +121,7 @@ class FakeDevice:
 
     def _warm_up_events(self) -> Iterator[dict[str, Any]]:
         """Give launches and kernels of the warm-up, which end before the mark of the step."""
-        mark = next(one for one in self.document["traceEvents"] if one["name"].startswith("ProfilerStep#"))
+        mark = next(event for event in self.document["traceEvents"] if event["name"].startswith("ProfilerStep#"))
         for number in range(self.warm_up_kernels):
             start = float(mark["ts"]) - 10.0 * (self.warm_up_kernels - number)
             shape = {"grid": [1, 1, 1], "block": [128, 1, 1], "device": 0, "stream": 7, "correlation": 10**6 + number}

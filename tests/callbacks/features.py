@@ -71,23 +71,23 @@ def outcome(fit: Fit, folder: Path, ours: list[Any]) -> Outcome:
     )
 
 
-def differences(one: Outcome, other: Outcome) -> list[str]:
+def differences(first: Outcome, other: Outcome) -> list[str]:
     """Name the parts in which two outcomes differ, to the last bit."""
     names = ("weights", "optimizers", "random", "metrics", "counts")
-    return [name for name in names if not is_same(getattr(one, name), getattr(other, name))]
+    return [name for name in names if not is_same(getattr(first, name), getattr(other, name))]
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(first: Any, other: Any) -> bool:
     """Compare to the last bit, within containers too."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.dtype is other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other)
+    if isinstance(first, Tensor):
+        return isinstance(other, Tensor) and first.dtype is other.dtype and torch.equal(first, other)
+    if isinstance(first, np.ndarray):
+        return bool(np.array_equal(first, other))
+    if isinstance(first, Mapping):
+        return first.keys() == other.keys() and all(is_same(first[key], other[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(map(is_same, first, other))
+    return bool(first == other)
 
 
 def _fit(model: Any, folder: Path, ours: list[Any], *, train: Any = None, **options: Any) -> tuple[Any, Any]:

@@ -158,7 +158,7 @@ def fit(case: Case, folder: Path, rank: int) -> dict[str, Any]:
         "reason": ours[1].stopping_reason if ours else None,
         "predicted": bool(ours) and ours[0].predictions is not None,
         "seconds": time.monotonic() - start,
-        "said": [str(one.message) for one in caught if "LightningPredict" in one.category.__name__],
+        "said": [str(warning.message) for warning in caught if "LightningPredict" in warning.category.__name__],
         "files": sorted(path.name for path in folder.iterdir()),
     }
 

@@ -217,8 +217,8 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
             ended = f"{type(error).__name__}: {error}"
     logging.getLogger("lightning_predict").removeHandler(handler)
     lightnings.removeHandler(informs)
-    warned = [str(one.message) for one in caught or () if "LightningPredict" in one.category.__name__]
-    (watched,) = (one for one in callbacks if isinstance(one, CostBudget))
+    warned = [str(warning.message) for warning in caught or () if "LightningPredict" in warning.category.__name__]
+    (watched,) = (callback for callback in callbacks if isinstance(callback, CostBudget))
     return {
         "batches": model.batches_trained,
         "ended": ended,
@@ -228,7 +228,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         "seconds": time.monotonic() - start,
         "given_up": len(waits),
         "said": warned + logged,
-        "informed": [one for one in informed if "CostBudget" in one],
+        "informed": [warning for warning in informed if "CostBudget" in warning],
     }
 
 

@@ -118,7 +118,7 @@ def fit(case: str, folder: Path, rank: int, world_size: int, *, is_first: bool, 
         "clock": clock(),
         "reason": ours[1].stopping_reason if ours else None,
         "forecast": None if outcome is None else [outcome.predicted_seconds, outcome.actual_seconds],
-        "said": [str(one.message) for one in caught if "LightningPredict" in one.category.__name__],
+        "said": [str(warning.message) for warning in caught if "LightningPredict" in warning.category.__name__],
     }
 
 

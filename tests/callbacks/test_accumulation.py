@@ -51,13 +51,13 @@ def named_in_order(trace: Trace) -> list[tuple[Any, ...]]:
 
     rows: list[tuple[Any, ...]] = [
         (
-            one.name,
-            one.phase,
-            one.module,
-            one.arguments,
-            [(of(tensor.id), tensor.shape, tensor.dtype) for tensor in (*one.inputs, *one.outputs)],
+            operation.name,
+            operation.phase,
+            operation.module,
+            operation.arguments,
+            [(of(tensor.id), tensor.shape, tensor.dtype) for tensor in (*operation.inputs, *operation.outputs)],
         )
-        for one in trace.operations
+        for operation in trace.operations
     ]
     return [*rows, ("held", *sorted(map(of, trace.held or ())))]
 
@@ -155,13 +155,13 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
 def test_a_window_of_64_is_recorded_at_twice_the_cost_of_one(
     small: Small, tmp_path: Path, dispatched: Counter[str]
 ) -> None:
-    one = traced(small, tmp_path, 1, small.model())
+    alone = traced(small, tmp_path, 1, small.model())
     single = dispatched.total()
     many = traced(small, tmp_path, 64, small.model())
     assert dispatched.total() - single <= 2 * single
-    assert (many.batches, many.samples, many.optimizer_steps) == (64, 64 * (one.samples or 0), 1)
+    assert (many.batches, many.samples, many.optimizer_steps) == (64, 64 * (alone.samples or 0), 1)
     count = {
-        phase: (sum(of.phase == phase for of in one.operations), sum(of.phase == phase for of in many.operations))
+        phase: (sum(of.phase == phase for of in alone.operations), sum(of.phase == phase for of in many.operations))
         for phase in ("forward", "optimizer")
     }
     assert count["optimizer"][0] == count["optimizer"][1]
@@ -176,8 +176,8 @@ def test_batches_of_many_lengths_are_each_recorded(small: Small, tmp_path: Path)
     trainer = small.trainer(tmp_path, max_epochs=1, accumulate_grad_batches=8, callbacks=predictor)
     trainer.fit(model, torch.utils.data.DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     lengths = [
-        one.inputs[1].shape[0] // 2
-        for one in known(predictor.trace).operations
-        if (one.name, one.phase) == ("aten::addmm", "forward") and one.inputs[1].shape[-1] == 1
+        operation.inputs[1].shape[0] // 2
+        for operation in known(predictor.trace).operations
+        if (operation.name, operation.phase) == ("aten::addmm", "forward") and operation.inputs[1].shape[-1] == 1
     ]
     assert lengths == [3, 5, 3, 7, 5, 5, 7, 5]

@@ -63,7 +63,7 @@ Run = Callable[[str, list[str]], Any]
 
 
 def ours(trainer: Any) -> list[Any]:
-    return [one for one in trainer.callbacks if isinstance(one, (RuntimePredictor, CostBudget))]
+    return [callback for callback in trainer.callbacks if isinstance(callback, (RuntimePredictor, CostBudget))]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

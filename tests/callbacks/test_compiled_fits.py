@@ -144,7 +144,7 @@ def test_long_window_of_compiled_code_is_recorded_as_compiled(
     trainer.fit(model, lightning.loader(4 * accumulates))
     trace = calls[0].trace
     assert (trace.recorder, trace.batches, trace.optimizer_steps) == ("profiler", accumulates, 1)
-    names = Counter((one.phase, one.name) for one in trace.operations)
+    names = Counter((operation.phase, operation.name) for operation in trace.operations)
     # Two layers in each batch, forward and backward; a weight's gradient is made in the first and added in the others.
     assert names["forward", "aten::addmm"] == 2 * accumulates
     assert names["backward", "aten::mm"] == 3 * accumulates

@@ -134,7 +134,7 @@ def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small
     # After 16 steps of a second, 84 remain, 74 at the least; after 32, 68.
     with pytest.warns(LightningPredictWarning) as warned:
         model = fit(lightning, tmp_path, hours_of(98.0), model=timed_model(lightning, time), batches=100)
-    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    said = [str(warning.message) for warning in warned if warning.category is LightningPredictWarning]
     assert re.search(r"forecast 1 min 40 s \(1 min 3\d s to .*\) exceeds .*; 16.0 s used", said[0])
     assert model.batches_trained == 88  # 89 %; before, the rest would fit if it were 10 % faster
     with pytest.warns(LightningPredictWarning, match="The run goes on while it may get faster"):
@@ -167,7 +167,7 @@ def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: 
     with pytest.warns(LightningPredictWarning, match=r"18.0 s of 20.0 s \(hours\) are used") as warned:
         fit(small, tmp_path, budget, model=model)
     # 3 s + 5 x 3 s = 18 s after the eighth batch, over 16 s; 21 s after the ninth.
-    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 9
     assert budget.stopping_reason == "21.0 s of 20.0 s (hours) are used"
     assert (tmp_path / CHECKPOINT_NAME).exists()
@@ -186,7 +186,7 @@ def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
     budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn")
     with pytest.warns(LightningPredictWarning, match=r"CostBudget: .* are used\.") as warned:
         model = fit(small, tmp_path, budget)
-    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 10
     assert budget.stopping_reason is None
     assert not (tmp_path / CHECKPOINT_NAME).exists()
@@ -282,7 +282,7 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
     model = timed_model(small, time, [1.0] * 20 + [3.0])
     with pytest.warns(LightningPredictWarning) as warned:
         fit(small, tmp_path, budget, model=model, batches=60, logger=logger)
-    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    said = [str(warning.message) for warning in warned if warning.category is LightningPredictWarning]
     (forecast,) = said
     assert " exceeds the budget of " in forecast
     # 20 + 16 x 3 s are 68 s, 80 %: the other 24 batches would exceed it even at 0.9 s each.
@@ -319,7 +319,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(
 def test_without_a_price_dollars_have_no_effect(small: Small, tmp_path: Path) -> None:
     with pytest.warns(LightningPredictWarning, match="price of this machine is unknown, so usd has no") as warned:
         model = fit(small, tmp_path, CostBudget(usd=1e-9))
-    assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
+    assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 10
 
 
@@ -665,7 +665,7 @@ def test_warnings_as_errors_do_not_reach_the_training(
         assert fit(small, tmp_path, budget).batches_trained == 10
         monkeypatch.setattr(budget_fit, "check_use", lambda *_: 1 / 0)
         assert fit(small, tmp_path, budget).batches_trained == 10
-    assert [one.split(":")[0] for one in said] == [
+    assert [words.split(":")[0] for words in said] == [
         "CostBudget",
         "CostBudget is off, and training continues without a budget",
     ]
@@ -694,7 +694,7 @@ def test_check_that_fails_is_warned_of_once(lightning: Small, tmp_path: Path, mo
     monkeypatch.setattr("lightning_predict.observe.budget.check_use", fails)
     with pytest.warns(LightningPredictWarning) as warned:
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
-    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    said = [str(warning.message) for warning in warned if warning.category is LightningPredictWarning]
     assert [words.partition(",")[0] for words in said] == ["CostBudget cannot forecast this run", "CostBudget is off"]
     assert all(words.endswith("ZeroDivisionError: by zero") for words in said)
 
@@ -798,19 +798,19 @@ def test_a_job_that_is_killed_and_restarted_counts_its_use(
 def test_two_runs_in_one_folder_keep_their_checkpoints(lightning: Small, tmp_path: Path, time: Clock) -> None:
     for _ in range(2):
         fit(lightning, tmp_path, hours_of(300.0), model=timed_model(lightning, time, 100.0), batches=10)
-    one, other = sorted(tmp_path.glob("*.ckpt"))
+    own, other = sorted(tmp_path.glob("*.ckpt"))
     assert other.name == CHECKPOINT_NAME
-    runs = [torch.load(path, weights_only=False)["callbacks"][hours_of(1.0).state_key]["run"] for path in (one, other)]
+    runs = [torch.load(path, weights_only=False)["callbacks"][hours_of(1.0).state_key]["run"] for path in (own, other)]
     assert runs[0] != runs[1]
-    assert re.fullmatch(f"{other.stem}-[0-9a-f]{{16}}", one.stem)
+    assert re.fullmatch(f"{other.stem}-[0-9a-f]{{16}}", own.stem)
 
 
 def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, tmp_path: Path, time: Clock) -> None:
     (tmp_path / LEDGER_NAME).mkdir()
     with pytest.warns(LightningPredictWarning) as warned:
         fit(lightning, tmp_path, hours_of(10_000.0), model=timed_model(lightning, time, 100.0), batches=5)
-    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
-    assert [one.split(f" {tmp_path}")[0] for one in said] == ["CostBudget cannot read the ledger"]
+    said = [str(warning.message) for warning in warned if warning.category is LightningPredictWarning]
+    assert [words.split(f" {tmp_path}")[0] for words in said] == ["CostBudget cannot read the ledger"]
     assert len(list(tmp_path.glob("lightning_predict_budget-*.json"))) == 1  # one of its own
 
 
@@ -828,7 +828,7 @@ def test_a_process_without_further_threads_keeps_its_budget(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         fit(lightning, tmp_path, budget, model=model, batches=300, logger=logger)
-    assert any("could not write" in str(one.message) for one in warned)
+    assert any("could not write" in str(warning.message) for warning in warned)
     assert model.batches_trained == 72
 
 
@@ -876,7 +876,7 @@ def test_trainer_takes_budgets_of_other_limits_or_scope_and_both_resume(
     budgets = [CostBudget(**other), hours_of(1000.0)]
     trainer = small.trainer(tmp_path, max_epochs=1, callbacks=budgets)
     trainer.fit(timed_model(small, time), small.loader(10), ckpt_path=str(path))
-    assert [one.state_dict()["seconds"] for one in budgets] == [7.0 if other.get("scope") else 10.0, 10.0]
+    assert [budget.state_dict()["seconds"] for budget in budgets] == [7.0 if other.get("scope") else 10.0, 10.0]
 
 
 @pytest.mark.parametrize("amount", [torch.tensor(5.0), torch.tensor(5), np.array(5.0), np.float32(5), Decimal(5)])

@@ -52,8 +52,8 @@ def test_every_method_that_a_trainer_may_call_is_guarded(ours: type[Any], theirs
     own = [name for name in callable_by_trainer if name in vars(ours)]
     assert len(own) > 1
     for name in own:
-        found = inspect.getattr_static(ours, name)
-        assert isinstance(found, str) or is_guarded(found), name
+        hook = inspect.getattr_static(ours, name)
+        assert isinstance(hook, str) or is_guarded(hook), name
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,9 +90,9 @@ def test_nothing_else_of_ours_is_called_in_a_fit(tmp_path: Path, said: list[str]
             with pytest.raises(ValueError, match="of the user") if fails else nullcontext():
                 trainer.fit(Model(), small.loader(6), small.loader(2), ckpt_path=path, weights_only=False)
 
-    found = entrances(fits)
-    unknown = {name: found[name] for name in found if name not in {*ENTRANCES, *OF_USERS, *OF_PYTHON}}
+    called = entrances(fits)
+    unknown = {name: called[name] for name in called if name not in {*ENTRANCES, *OF_USERS, *OF_PYTHON}}
     assert unknown == {}
     # What keeps a recording unseen was called as well: the list above is not empty by chance.
-    assert {"record/modes.py OperationMode.__torch_dispatch__", *GUARDS} <= found.keys()
+    assert {"record/modes.py OperationMode.__torch_dispatch__", *GUARDS} <= called.keys()
     said.clear()

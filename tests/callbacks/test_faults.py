@@ -40,12 +40,12 @@ def test_no_fault_of_ours_reaches_a_fit_or_leaves_anything_behind(
 
 def test_faults_are_drawn_anew_with_each_seed() -> None:
     calls = {"trainer": {"a.py f": 3, "a.py g": 1}, "torch": {"b.py h": 100}, "fabric": {}}
-    found = drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
-    assert found == drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
-    assert found != drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=2)
-    assert all(0 <= fault.call < calls[fault.loop][fault.name] for fault in found)
-    assert {fault.name for fault in found} == {"a.py f", "a.py g", "b.py h"}
-    assert len({fault.call for fault in found if fault.name == "b.py h"}) > 30  # later calls, too
+    faults = drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
+    assert faults == drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
+    assert faults != drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=2)
+    assert all(0 <= fault.call < calls[fault.loop][fault.name] for fault in faults)
+    assert {fault.name for fault in faults} == {"a.py f", "a.py g", "b.py h"}
+    assert len({fault.call for fault in faults if fault.name == "b.py h"}) > 30  # later calls, too
 
 
 def test_the_same_functions_are_drawn_in_every_process_and_order() -> None:

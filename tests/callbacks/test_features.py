@@ -15,7 +15,7 @@ def test_a_fit_comes_to_the_same_with_and_without_our_callbacks(name: str, tmp_p
     watched = outcome(FITS[name], tmp_path / "watched", ours)
     assert differences(outcome(FITS[name], tmp_path / "plain", []), watched) == []
     assert (ours[0].predictions is None) == (name in UNPREDICTED)
-    assert [one for one in said if " is off" in one] == []
+    assert [words for words in said if " is off" in words] == []
     said.clear()
 
 

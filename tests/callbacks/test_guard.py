@@ -75,7 +75,7 @@ def test_method_that_fails_returns_its_fallback(said: list[str]) -> None:
 
     asked, error = Asked(), ValueError("wrong")
     assert [asked.state(None), asked.state(error), asked.state(GeneratorExit())] == [{"steps": 3}, {}, {}]
-    assert [repr(one) for one in reported] == ["ValueError('wrong')", "RuntimeError('GeneratorExit()')"]
+    assert [repr(error) for error in reported] == ["ValueError('wrong')", "RuntimeError('GeneratorExit()')"]
     assert asked.number() == 7
     assert said == [
         "Asked.number failed (ValueError('wrong')), and so did saying it (IndexError('list index out of range'))."

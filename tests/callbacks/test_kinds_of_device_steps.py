@@ -38,9 +38,9 @@ def test_every_forecast_is_right_while_the_host_runs_ahead(
     predict = RunSession._predict
 
     def followed(self: RunSession, *args: Any, **options: Any) -> Any:
-        found = predict(self, *args, **options)
+        predictions = predict(self, *args, **options)
         forecasts.append((BATCHES - self.observer.batches, known(self.rest).forecast))
-        return found
+        return predictions
 
     monkeypatch.setattr(RunSession, "_predict", followed)
     fitted(device, tmp_path, monkeypatch, batches=BATCHES)
@@ -59,8 +59,8 @@ def test_kernels_that_no_operation_of_torch_launched_are_predicted(
     document = DOCUMENTS[kind]()
     predictor, _ = fitted(FakeDevice(document), tmp_path, monkeypatch)
     trace = check_predictions(predictor)
-    assert len(trace.kernels) == sum(one["cat"] in ("kernel", "gpu_memcpy") for one in document["traceEvents"])
-    names = {one.name for one in trace.operations}
+    assert len(trace.kernels) == sum(event["cat"] in ("kernel", "gpu_memcpy") for event in document["traceEvents"])
+    names = {operation.name for operation in trace.operations}
     expected = {"CUDA graph": CUDA_GRAPH, "compiled": "unattributed", "extensions": "flash_attn_3::fwd"}
     assert expected[kind] in names or kind == "compiled"
     assert trace.compiled is (kind == "compiled")
@@ -88,8 +88,8 @@ def test_lost_first_kernels_are_taken_from_the_warm_up(
     predictor, _ = fitted(device, tmp_path, monkeypatch, batches=16 * 20, accumulate_grad_batches=16)
     trace = check_predictions(predictor)
     assert device.recorded == 2
-    found = [one for one in trace.notes if one.startswith("The profiler recorded no kernel for")]
-    assert len(found) == (2 if lost else 0)
+    notes = [words for words in trace.notes if words.startswith("The profiler recorded no kernel for")]
+    assert len(notes) == (2 if lost else 0)
     if lost == 0:
         assert len(trace.kernels) == 16 * 20
     assert profiler._launch_warm_up_kernels is not device.launch_warm_up_kernels  # put back

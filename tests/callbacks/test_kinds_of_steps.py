@@ -82,7 +82,7 @@ def updates(trace: Trace) -> dict[int, float]:
 
 def products(trace: Trace) -> int:
     """Matrix products; a forward and backward pass of the critic has few, passes of both networks have more."""
-    return sum(one.name in ("aten::addmm", "aten::mm") for one in trace.operations)
+    return sum(operation.name in ("aten::addmm", "aten::mm") for operation in trace.operations)
 
 
 @pytest.mark.parametrize("first", range(5))
@@ -188,7 +188,7 @@ def test_updates_that_a_module_leaves_out_itself(lightning: Small, tmp_path: Pat
     (call,) = calls
     # Lightning counts a step a batch all the same; in two of three no optimizer runs.
     assert [kind.share for kind in call.trace.kinds] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
-    phases = [{one.phase for one in kind.trace.operations} for kind in call.trace.kinds]
+    phases = [{operation.phase for operation in kind.trace.operations} for kind in call.trace.kinds]
     assert "optimizer" not in phases[0]
     assert "optimizer" in phases[1]
 
@@ -224,8 +224,8 @@ def test_accumulation_that_differs_by_optimizer(lightning: Small, tmp_path: Path
     ]
     # Six batches take the four windows, so that the mean of the 1.5 batches of a window is right for each batch.
     seconds = [lp.predict(kind.trace, ["T4"], history=False)["T4"].iteration_seconds for kind in kinds]
-    found = known(predictor.predictions)["T4"].iteration_seconds
-    assert found / call.trace.batches == pytest.approx(sum(seconds) / 6, rel=1e-9)
+    predicted = known(predictor.predictions)["T4"].iteration_seconds
+    assert predicted / call.trace.batches == pytest.approx(sum(seconds) / 6, rel=1e-9)
 
 
 def test_optimizers_unseen_by_lightning_are_distinguished_by_graph(
@@ -289,7 +289,7 @@ def test_empty_steps_are_noted_and_not_timed(small: Small, tmp_path: Path, remai
     predictor = fit(small, tmp_path, model)
     assert predictor.trace is not None
     assert predictor.trace.other_steps == ()
-    assert {one.phase for one in predictor.trace.operations} >= {"forward", "backward"}
+    assert {operation.phase for operation in predictor.trace.operations} >= {"forward", "backward"}
     (told,) = (note for note in predictor.trace.notes if "computed nothing" in note)
     # Every second of them, up to the one with which the recording was complete.
     empty, seen = (int(word) for word in told.split() if word.isdigit())

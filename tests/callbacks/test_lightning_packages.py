@@ -27,7 +27,7 @@ def test_it_is_a_callback_of_either_package(make: Callable[[], Any], package: st
 def test_either_trainer_takes_it_alone_and_in_a_list(make: Callable[[], Any], small: Small, tmp_path: Path) -> None:
     for callbacks in (make(), [make()]):
         trainer = small.trainer(tmp_path, callbacks=callbacks)
-        assert any(type(one).__module__.startswith("lightning_predict") for one in trainer.callbacks)
+        assert any(type(callback).__module__.startswith("lightning_predict") for callback in trainer.callbacks)
 
 
 def test_two_budgets_of_one_kind_are_refused_by_the_trainer(small: Small, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def said(small: Small, folder: Path, model: Any, *loaders: Any, gpu: str = "T4",
         trainer.fit(model, *loaders)
     assert trainer.state.finished
     assert predictor.trace is not None
-    mine = [str(one.message) for one in caught if issubclass(one.category, LightningPredictWarning)]
-    return [one.removeprefix("RuntimePredictor, memory: ") for one in mine if "memory: " in one]
+    mine = [str(warning.message) for warning in caught if issubclass(warning.category, LightningPredictWarning)]
+    return [warning.removeprefix("RuntimePredictor, memory: ") for warning in mine if "memory: " in warning]
 
 
 def test_a_validation_batch_that_is_larger(small: Small, tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_a_validation_batch_that_is_larger(small: Small, tmp_path: Path) -> None
         )
         assert sentence.startswith("A validation batch of 268,435,456 samples (4 in training) needs about ")
         assert sentence.endswith("a chance of 0 %. Give the validation loader a smaller batch_size.")
-        found = re.search(r"about ([\d.]+) of ([\d.]+) GiB on this T4", sentence)
-        assert found is not None
-        assert 24 < float(found[1]) < 96  # at most four times that, fragments included
-        assert found[2] == "14.5"  # 16 GiB less ECC and the driver's 3 %
+        sizes = re.search(r"about ([\d.]+) of ([\d.]+) GiB on this T4", sentence)
+        assert sizes is not None
+        assert 24 < float(sizes[1]) < 96  # at most four times that, fragments included
+        assert sizes[2] == "14.5"  # 16 GiB less ECC and the driver's 3 %
 
 
 def test_nothing_is_said_of_what_fits(small: Small, tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_missing_state_equals_the_state_of_the_first_update() -> None:
         module(torch.zeros(2, FEATURES)).sum().backward()
         before = torch.nn.utils.parameters_to_vector(module.parameters())
         optimizer.step()
-        state = [one for values in optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
-        made = sum(one.numel() * one.element_size() for one in state)
+        state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
+        made = sum(value.numel() * value.element_size() for value in state)
         # Adagrad makes its state when it is made, so that none is missing.
         assert expected == (0 if make is torch.optim.Adagrad else made)
         assert missing_state_bytes(optimizer) == 0
@@ -143,7 +143,7 @@ def test_the_longest_sequence_on_a_gpu_whose_peak_was_measured(tmp_path: Path, m
         loader = DataLoader(Sentences(40), batch_size=BATCH_SIZE)
         with pytest.warns(LightningPredictWarning) as caught:
             trainer.fit(device.drives(model), loader)
-    (sentence,) = [str(one.message) for one in caught if "memory: " in str(one.message)]
+    (sentence,) = [str(warning.message) for warning in caught if "memory: " in str(warning.message)]
     # Nearly all of the 1 GiB goes with the length: 60 times as much of it, 3 % reserved beyond, and the context.
     assert "A batch with the longest sequence (360, recorded: 6) needs about 62" in sentence
     assert "of 32.0 GiB on this V100" in sentence

@@ -58,7 +58,7 @@ def test_a_webhook_is_called_at_80_percent_and_at_the_stop(
         budget = CostBudget(usd=usd, usd_per_hour=3600, webhook=url)  # a dollar a second, ten batches of a second
         fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
     *earlier, notice = got
-    assert {one["event"] for one in earlier} <= {"warned"}  # of $8.50, 80 % were used before
+    assert {notice["event"] for notice in earlier} <= {"warned"}  # of $8.50, 80 % were used before
     assert notice["event"] == event
     assert notice["text"] == notice["content"] == f"CostBudget {event}: {notice['reason']}."
     if event == "exceeded":
@@ -73,7 +73,7 @@ def test_a_webhook_that_fails_is_said_without_its_secret(lightning: Small, tmp_p
         with pytest.warns(LightningPredictWarning) as warned:
             model = fit(lightning, tmp_path, budget)
     assert model.batches_trained == 10
-    (said,) = (str(one.message) for one in warned if "webhook" in str(one.message))
+    (said,) = (str(warning.message) for warning in warned if "webhook" in str(warning.message))
     assert said == "CostBudget could not call its webhook: HTTPError"
     assert len(got) == 1
 

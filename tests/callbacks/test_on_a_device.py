@@ -96,7 +96,7 @@ def test_a_fit_ends_with_the_weights_that_it_has_without_the_callback(
     plain = small.model()
     small.trainer(tmp_path, max_epochs=1).fit(plain, small.loader(STEPS))
     pairs = zip(plain.parameters(), watched.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+    assert all(torch.equal(first, other) for first, other in pairs)
 
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
@@ -177,7 +177,7 @@ def test_damaged_profile_gives_predictions_with_a_note(
     assert model.batches_trained == STEPS
     assert trace.running_step_seconds == pytest.approx(0.03)
     if note is not None:
-        assert any(one.startswith(note) for one in trace.notes), trace.notes
+        assert any(words.startswith(note) for words in trace.notes), trace.notes
 
 
 def test_kernels_of_another_process_make_a_recording_that_the_measured_step_contradicts(
@@ -282,10 +282,10 @@ def document_of_a_small_step(batch: int = BATCH_SIZE) -> Document:
 
     step = lp.capture(train)
     device = Device(shapes=False)
-    for number, one in enumerate(one for one in step.operations if one.kernels or one.outputs):
-        shapes = [list(tensor.shape) for tensor in one.inputs]
+    for number, each in enumerate(each for each in step.operations if each.kernels or each.outputs):
+        shapes = [list(tensor.shape) for tensor in each.inputs]
         given: dict[str, Any] = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
-        device.product(1000 + 25.0 * number, 100.0, name=one.name, **given)
+        device.product(1000 + 25.0 * number, 100.0, name=each.name, **given)
     end = device.ends + 100
     return {
         "traceEvents": [mark(0, 900, end), *device.events],
@@ -304,7 +304,7 @@ def test_one_step_more_is_followed_where_advice_is_asked_for(tmp_path: Path, mon
     assert predictor.advice["batch_size"].simulated_gain is not None
     assert predictor.trace is not None
     assert predictor.trace.has_measured_kernels
-    assert any(one.outputs for one in predictor.trace.operations)
+    assert any(operation.outputs for operation in predictor.trace.operations)
     assert Trace.load(str(saved)) == predictor.trace
     assert model.batches_trained == STEPS
 
@@ -393,7 +393,7 @@ def test_documents_of_real_gpus_go_through_a_whole_fit(
     predictor, _ = fitted(device, tmp_path, monkeypatch)
     trace = check_predictions(predictor)
     if note is not None:
-        assert any(one.startswith(note) for one in trace.notes), trace.notes
+        assert any(words.startswith(note) for words in trace.notes), trace.notes
 
 
 @pytest.mark.parametrize(("process_peak", "expected"), [(GIB, 2 * GIB), (20 * GIB, None)])
@@ -427,7 +427,7 @@ def test_the_callback_takes_the_machines_own_rate_from_the_recorded_kernels(
     trace = check_predictions(predictor)
     gpu = "V100-SXM2-32GB"
     plain = lp.predict(trace, [gpu, f"2x{gpu}"], history=False)
-    assert [one.device_seconds for one in plain.values()] == pytest.approx([0.008, 0.008])
+    assert [prediction.device_seconds for prediction in plain.values()] == pytest.approx([0.008, 0.008])
     # A rate that the user measured does not change measured kernels again.
     own = lp.predict(trace, [gpu], history=False, measured={gpu: {"float32": 7e12}})
     assert own[gpu].device_seconds == pytest.approx(0.008)

@@ -196,5 +196,5 @@ def test_a_history_that_cannot_be_written_is_a_warning(
     predictor = RuntimePredictor(["T4"])
     with pytest.warns(LightningPredictWarning, match="could not remember this run|without earlier runs") as warned:
         fit(lightning, tmp_path, predictor)
-    assert any("could not remember this run: " in str(one.message) for one in warned)
+    assert any("could not remember this run: " in str(warning.message) for warning in warned)
     assert predictor.outcome is not None

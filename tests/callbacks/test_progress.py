@@ -43,4 +43,4 @@ def test_a_file_that_cannot_be_written_is_one_warning(
     monkeypatch.setenv("LIGHTNING_PREDICT_PROGRESS", str(tmp_path))
     with pytest.warns(LightningPredictWarning, match="could not write ") as warned:
         fitted(lightning, tmp_path, seen=[], path=tmp_path)
-    assert sum("could not write" in str(one.message) for one in warned) == 1
+    assert sum("could not write" in str(warning.message) for warning in warned) == 1

@@ -56,7 +56,7 @@ def off_and_unharmed(small: Small, folder: Path, words: str) -> RuntimePredictor
     trainer = small.trainer(folder, max_epochs=3, callbacks=predictor)
     with pytest.warns(LightningPredictWarning, match=words) as warned:
         trainer.fit(model, small.loader(4), small.loader(2))
-    assert len([one for one in warned if issubclass(one.category, LightningPredictWarning)]) == 1
+    assert len([warning for warning in warned if issubclass(warning.category, LightningPredictWarning)]) == 1
     assert model.batches_trained == 12
     assert predictor.predictions is None
     return predictor
@@ -196,7 +196,7 @@ def test_callbacks_can_be_copied_and_pickled_while_they_record(small: Small, tmp
     copies: list[Any] = []
 
     def copied(*_: Any) -> None:
-        copies.append([[copy.deepcopy(one), pickle.loads(pickle.dumps(one))] for one in callbacks])
+        copies.append([[copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))] for callback in callbacks])
 
     class Copier(small.lightning.Callback):  # type: ignore[misc,name-defined]
         """Stands behind ours, so that it copies what they have begun."""
@@ -245,10 +245,10 @@ def test_pipe_without_reader_does_not_block_training(
     model = lightning.model()
     with pytest.warns(LightningPredictWarning) as warned:
         lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor).fit(model, lightning.loader(4))
-    said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
+    said = [str(warning.message) for warning in warned if warning.category is LightningPredictWarning]
     words = "predicts without earlier runs" if name == "history" else f"could not write {name}"
     assert words in said[0]
-    assert all("not a regular file; name one" in one for one in said)
+    assert all("not a regular file; name one" in words for words in said)
     assert model.batches_trained == 8
     assert predictor.predictions is not None
 

@@ -29,12 +29,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     ["watched", "rank 0 stalls", "rank 1 stalls", "the disk of rank 0 is full", "the disk of rank 1 is full"],
 )
 def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, case: str) -> None:
-    for one, plain in zip(seen[f"{strategy} {case}"], seen[f"{strategy} plain"], strict=True):
-        assert [one[name] for name in ("weights", "random", "batches", "ended")] == [
+    for watched, plain in zip(seen[f"{strategy} {case}"], seen[f"{strategy} plain"], strict=True):
+        assert [watched[name] for name in ("weights", "random", "batches", "ended")] == [
             plain[name] for name in ("weights", "random", "batches", "ended")
         ]
-        assert one["batches"] == 2 * BATCHES
-        assert one["reason"] is None
+        assert watched["batches"] == 2 * BATCHES
+        assert watched["reason"] is None
     first, second = seen[f"{strategy} {case}"]
     assert (first["predicted"], second["predicted"]) == (True, False)
     assert second["said"] == []
@@ -62,13 +62,13 @@ def test_a_budget_ends_both_ranks_alike_whichever_disk_is_full(seen: Seen, strat
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_end_of_a_killed_rank_ends_the_other_as_without_callbacks(tmp_path: Path, strategy: str, rank: int) -> None:
-    found = {}
+    ends = {}
     for name in (f"{strategy}, rank {rank} is killed, {how}" for how in ("plain", "watched")):
         ran = launched("tests.callbacks.rank_surroundings", tmp_path, name, world_size=2, folder=tmp_path)
         assert ran[rank].returncode == -9
         survivor = tmp_path / f"{name}.{1 - rank}.json"
-        found[name] = json.loads(survivor.read_text()), ran[1 - rank].returncode
-    (plain, plain_code), (watched, code) = found.values()
+        ends[name] = json.loads(survivor.read_text()), ran[1 - rank].returncode
+    (plain, plain_code), (watched, code) = ends.values()
     assert watched["ended"] == plain["ended"] != ""
     assert code == plain_code
     assert watched["batches"] == plain["batches"] == AT_BATCH + 1

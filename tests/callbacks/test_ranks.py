@@ -47,13 +47,13 @@ def test_training_goes_on_on_all_ranks(seen: Seen, scenario: str) -> None:
     assert first["weights"] == second["weights"] == seen["ok"][0]["weights"]
     assert (first["ended"], second["ended"]) == ("", "")
     assert first["reason"] is second["reason"] is None
-    said = [one for one in first["said"] if "CostBudget" in one]
+    said = [words for words in first["said"] if "CostBudget" in words]
     assert len(said) == bool(ENDS[scenario])
-    for one in said:
-        assert re.search(ENDS[scenario], one)
+    for words in said:
+        assert re.search(ENDS[scenario], words)
     assert second["said"] == [
-        one
-        for one in ["CostBudget was off at the end of this fit: ZeroDivisionError: by zero"]
+        words
+        for words in ["CostBudget was off at the end of this fit: ZeroDivisionError: by zero"]
         if scenario == "rank 1 cannot count"
     ]
 
@@ -113,7 +113,7 @@ def test_a_rank_that_dies_ends_the_others_by_their_own_collectives(seen: Seen) -
 
 
 def test_only_a_rank_that_does_not_come_is_waited_for_in_vain_and_once(seen: Seen) -> None:
-    waits = {scenario: [one["given_up"] for one in seen[scenario]] for scenario in ENDS}
+    waits = {scenario: [outcome["given_up"] for outcome in seen[scenario]] for scenario in ENDS}
     assert waits.pop("rank 1 cannot count") == [1, 0]
     assert waits.pop("rank 1 cannot meet") == [1, 0]
     assert set(map(tuple, waits.values())) == {(0, 0)}

@@ -133,7 +133,7 @@ def test_validation_counts_as_the_sanity_check_took_and_then_as_it_takes(
     # A check that takes longer than training is doubted: the geometric mean of 5 s and 1 s.
     assert watching.left[4] == pytest.approx(26 * 1.0 + 3 * 4 * 5.0**0.5)
     # After the first epoch: 19 batches and two validation runs. It is predicted again then, and after half of the run.
-    assert [one.workload.training.batches for one in calls if one.workload.training] == [26, 20, 15]
+    assert [call.workload.training.batches for call in calls if call.workload.training] == [26, 20, 15]
     assert watching.left[11] == pytest.approx(19 * 1.0 + 2 * 4 * 3.0)
 
 
@@ -238,5 +238,5 @@ def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
     endless = clock.rest(ForecastInputs(position=position, time_limit_seconds=300.0))
     assert endless.forecast == Interval(300.0, 300.0, 300.0)
     # The loader may be at its end before.
-    one = clock.rest(ForecastInputs(position=replace(position, max_epochs=1), time_limit_seconds=300.0))
-    assert one.forecast == Interval(0.0, 300.0, 300.0)
+    alone = clock.rest(ForecastInputs(position=replace(position, max_epochs=1), time_limit_seconds=300.0))
+    assert alone.forecast == Interval(0.0, 300.0, 300.0)

@@ -22,15 +22,15 @@ def ranks(request: pytest.FixtureRequest) -> tuple[int, int]:
 @pytest.fixture(scope="module")
 def seen(ranks: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Return the observations of the ranks, by case and part."""
-    folder, found = tmp_path_factory.mktemp("resumed"), Seen()
+    folder, outcomes = tmp_path_factory.mktemp("resumed"), Seen()
     for part, world_size, cases in (("first", ranks[0], CASES), ("rest", ranks[1], CASES + SHORT)):
         module = "tests.callbacks.resumed_ranks"
         for ran in launched(module, folder, part, *cases, world_size=world_size, folder=folder):
             assert ran.returncode == 0, ran.stdout + ran.stderr
         for case in cases:
             files = [folder / case / f"{part}.{rank}.json" for rank in range(world_size)]
-            found[case, part] = [json.loads(path.read_text()) for path in files]
-    return found
+            outcomes[case, part] = [json.loads(path.read_text()) for path in files]
+    return outcomes
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -38,8 +38,8 @@ def seen(ranks: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Se
 def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, end: str) -> None:
     for part in ("first", "rest"):
         plain, watched = (seen[f"{strategy}, {end}, {how}", part] for how in ("plain", "watched"))
-        for one, other in zip(plain, watched, strict=True):
-            assert [one[name] for name in ("weights", "random", "batches", "steps")] == [
+        for first, other in zip(plain, watched, strict=True):
+            assert [first[name] for name in ("weights", "random", "batches", "steps")] == [
                 other[name] for name in ("weights", "random", "batches", "steps")
             ]
             assert other["reason"] is None
@@ -77,9 +77,9 @@ def test_the_rest_is_forecast_with_the_batches_of_the_new_ranks(
 def test_a_budget_that_is_too_small_for_both_parts_ends_all_ranks(
     seen: Seen, ranks: tuple[int, int], case: str
 ) -> None:
-    found = seen[case, "rest"]
-    assert len({(one["reason"], one["batches"], one["weights"]) for one in found}) == 1
-    one = found[0]
-    assert one["reason"].startswith("forecast $0.0537 ")  # 24 s on both ranks, and 144 s on one rank, or 48 and 72
-    assert one["batches"] < (EPOCHS - 1) * BATCHES / ranks[1]
-    assert one["used"]["usd"] < SHORT_USD
+    rests = seen[case, "rest"]
+    assert len({(outcome["reason"], outcome["batches"], outcome["weights"]) for outcome in rests}) == 1
+    outcome = rests[0]
+    assert outcome["reason"].startswith("forecast $0.0537 ")  # 24 s on both ranks, and 144 s on one rank, or 48 and 72
+    assert outcome["batches"] < (EPOCHS - 1) * BATCHES / ranks[1]
+    assert outcome["used"]["usd"] < SHORT_USD

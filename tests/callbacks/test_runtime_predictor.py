@@ -62,7 +62,7 @@ def test_whole_accumulation_windows_are_recorded(small: Small, tmp_path: Path, c
     assert call.trace.samples == 2 * BATCH_SIZE
     assert call.workload.training_iterations == 12 // 2 - 4
     # Two batches go forward (two linear layers each), one update follows.
-    forward = [one.name for one in call.trace.operations if one.phase == "forward"]
+    forward = [operation.name for operation in call.trace.operations if operation.phase == "forward"]
     assert forward.count("aten::addmm") == 2 * 2
 
 
@@ -179,7 +179,7 @@ def test_validation_within_a_window_is_no_part_of_the_step(lightning: Small, tmp
         callbacks=RuntimePredictor(GPUS),
     )
     trainer.fit(lightning.model(validates=True), lightning.loader(12), lightning.loader(2))
-    forward = [one.name for one in calls[0].trace.operations if one.phase == "forward"]
+    forward = [operation.name for operation in calls[0].trace.operations if operation.phase == "forward"]
     assert forward.count("aten::addmm") == 2 * 2  # as in training alone
     assert calls[0].trace.loader_seconds == ()  # validation came before every batch
 

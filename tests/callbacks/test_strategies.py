@@ -100,5 +100,5 @@ class Tables(nn.Module):
         self.top = nn.Linear(32, 2)
 
     def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.top(torch.cat([table((rows > 0).long()) for table in self.tables], dim=1))
-        return found
+        output: Tensor = self.top(torch.cat([table((rows > 0).long()) for table in self.tables], dim=1))
+        return output

@@ -222,13 +222,13 @@ def test_the_total_of_every_way_to_say_how_long(
     stream = settings.pop("stream", None)
     loader = small.loader(4) if stream is None else small.stream(stream)
     fit(small, tmp_path, loader, predictor=predictor, callbacks=[stopping_after(small, 20)], **settings)
-    found = known(predictor.predictions)["T4"]
+    total = known(predictor.predictions)["T4"]
     if seconds is None:
-        assert (found.remaining_seconds, found.cost_usd) == (None, None)
+        assert (total.remaining_seconds, total.cost_usd) == (None, None)
         assert_a_thousand_steps_take_1000_seconds(predictor)
         return
-    assert found.remaining_seconds == pytest.approx(seconds, rel=1e-2)
-    assert found.cost_usd == pytest.approx((found.remaining_seconds or 0) / 3600 * (found.usd_per_hour or 0))
+    assert total.remaining_seconds == pytest.approx(seconds, rel=1e-2)
+    assert total.cost_usd == pytest.approx((total.remaining_seconds or 0) / 3600 * (total.usd_per_hour or 0))
 
 
 def test_the_total_of_a_trainer_that_was_told_nothing(small: Small, tmp_path: Path) -> None:
@@ -244,10 +244,10 @@ def test_a_time_limit_is_the_total_where_it_comes_first(small: Small, tmp_path: 
     stop = stopping_after(small, 6)
     fit(small, tmp_path, small.loader(4), predictor=predictor, callbacks=[stop], max_time="00:02:00:00", **options)
     assert predictor.predictions is not None
-    for found in predictor.predictions.values():
-        assert 7100 < known(found.remaining_seconds) <= 7200  # less what has gone by
-        assert found.is_cut_off
-        assert found.at_most
+    for prediction in predictor.predictions.values():
+        assert 7100 < known(prediction.remaining_seconds) <= 7200  # less what has gone by
+        assert prediction.is_cut_off
+        assert prediction.at_most
     text = " ".join(str(predictor.predictions).split())
     assert "The time limit ends the run. Steps until then, without validation: T4 7," in text  # a second a step
     assert "1,000 steps" not in text

@@ -74,10 +74,10 @@ class Hostile:
 )
 def test_batch_is_read_without_the_code_of_the_user(batch: Any) -> None:
     before = torch.get_rng_state()
-    found = samples_of(batch), shapes_of(batch), sequence_length(batch)
+    facts = samples_of(batch), shapes_of(batch), sequence_length(batch)
     assert torch.equal(torch.get_rng_state(), before)
     is_mapping = isinstance(batch, (Drawing, list))
-    assert (found[0], found[1] is not None, found[2]) == (4 if is_mapping else None, is_mapping, None)
+    assert (facts[0], facts[1] is not None, facts[2]) == (4 if is_mapping else None, is_mapping, None)
 
 
 class DrawsForItsShape:

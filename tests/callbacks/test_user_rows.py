@@ -107,8 +107,8 @@ def test_rows_that_the_user_sends_to_wandb_with_a_step_are_kept(
     budget = CostBudget(usd=1e6, usd_per_hour=1.0)
     trainer = lightning.trainer(tmp_path, max_epochs=1, logger=logger, callbacks=[predictor, budget, Own()])
     trainer.fit(lightning.model(), lightning.loader(40))
-    found = dict(logger.experiment.summary)
+    summary = dict(logger.experiment.summary)
     logger.experiment.finish()
     assert all(step <= batch for batch, step in enumerate(steps))
-    assert found["predict/T4/iteration_ms"] > 0
-    assert found["run_budget/usd_used"] > 0
+    assert summary["predict/T4/iteration_ms"] > 0
+    assert summary["run_budget/usd_used"] > 0

@@ -29,18 +29,18 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.mark.parametrize("name", [name for name in CASES | ALONE if "over budget" not in name and name != "plain"])
 def test_training_equals_a_loop_without_watch(seen: Seen, name: str) -> None:
-    for one, plain in zip(seen[name], seen["plain"], strict=True):
-        assert [one[key] for key in KEYS] == [plain[key] for key in KEYS]
-        assert one["steps"] == STEPS
+    for watched, plain in zip(seen[name], seen["plain"], strict=True):
+        assert [watched[key] for key in KEYS] == [plain[key] for key in KEYS]
+        assert watched["steps"] == STEPS
     first, second = seen[name]
     if "alone" in name:
         (said,) = first["said"]
         assert "1 of 2 ranks did not answer within 3 s, so this process decides alone" in said
     elif "cannot" in name:  # a budget that is off on a rank is off on both
-        assert all("no longer enforced" in one["said"][-1] for one in (first, second))
-        assert all("ZeroDivisionError" in one["said"][0] for one in (first, second))
+        assert all("no longer enforced" in rank["said"][-1] for rank in (first, second))
+        assert all("ZeroDivisionError" in rank["said"][0] for rank in (first, second))
     elif "disk" in name:  # the launcher's store is a file, so the ranks cannot decide together
-        assert any("File too large" in one for one in first["said"] + second["said"])
+        assert any("File too large" in words for words in first["said"] + second["said"])
     else:
         assert (first["predicted"], second["predicted"]) == (True, True)
         assert first["said"] == second["said"] == []

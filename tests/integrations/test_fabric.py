@@ -52,12 +52,12 @@ def test_fabric_and_the_trainer_give_the_same_totals(tmp_path: Path, time: Clock
     trainer = small.trainer(tmp_path, max_epochs=1, callbacks=lightning)
     trainer.fit(timed_model(small, time), small.loader(60))
     assert predictor.run is not None
-    for one in (predictor.run, lightning):
-        assert one.outcome is not None
-        assert one.outcome.batches == 44
-        assert one.outcome.actual_seconds == pytest.approx(44.0)
-        assert one.outcome.predicted_seconds == pytest.approx(44.0)
-    lows = [one.outcome.predicted.low for one in (predictor.run, lightning) if one.outcome is not None]
+    for watched in (predictor.run, lightning):
+        assert watched.outcome is not None
+        assert watched.outcome.batches == 44
+        assert watched.outcome.actual_seconds == pytest.approx(44.0)
+        assert watched.outcome.predicted_seconds == pytest.approx(44.0)
+    lows = [watched.outcome.predicted.low for watched in (predictor.run, lightning) if watched.outcome is not None]
     assert lows[0] == pytest.approx(lows[1], rel=0.05)
 
 
@@ -82,8 +82,8 @@ def test_a_budget_ends_the_loop_and_later_epochs(time: Clock) -> None:
 
 def test_training_is_bit_identical_with_and_without_it() -> None:
     with_it = trained(None, FabricPredictor(total_steps=12, gpus=["T4"], print_table=False), 12)
-    for one, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
+        assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize("place", ["setup", "step"])
@@ -96,8 +96,8 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
     else:
         monkeypatch.setattr("lightning_predict.observe.run_observer.RunObserver.on_batch_end", lambda *args: 1 / 0)
     with_it = trained(None, predictor, 12)
-    for one, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
+        assert torch.equal(first, other)
     assert with_it[2] == 12
     assert caplog.text.count("the loop continues: ZeroDivisionError") == 1
 
@@ -107,7 +107,7 @@ def test_an_update_that_cannot_be_noted_goes_on() -> None:
     damaged: Any = SimpleNamespace(add_optimizer=None, give_up=errors.append)
     predictor.run = damaged
     predictor.on_after_optimizer_step(None, object())
-    assert [type(one) for one in errors] == [TypeError]
+    assert [type(error) for error in errors] == [TypeError]
 
 
 def test_what_cannot_work_is_refused() -> None:

@@ -22,11 +22,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.mark.parametrize("name", [name for name in CASES if "over budget" not in name and name != "plain"])
 def test_training_equals_a_run_without_the_callback(seen: Seen, name: str) -> None:
-    for one, plain in zip(seen[name], seen["plain"], strict=True):
-        assert [one[key] for key in ("weights", "random", "steps", "ended", "reason")] == [
+    for watched, plain in zip(seen[name], seen["plain"], strict=True):
+        assert [watched[key] for key in ("weights", "random", "steps", "ended", "reason")] == [
             plain[key] for key in ("weights", "random", "steps", "ended", "reason")
         ]
-        assert one["steps"] == STEPS
+        assert watched["steps"] == STEPS
     first, second = seen[name]
     assert (first["predicted"], second["predicted"]) == ("cannot" not in name, False)
     assert all("training goes on: ZeroDivisionError: by zero" in said for said in first["said"])

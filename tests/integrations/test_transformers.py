@@ -64,9 +64,9 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     predictor = RuntimePredictorCallback(gpus=["L4", "8xH100"], deadline_hours=1)
     trainer = trained(tmp_path, predictor)
     assert predictor.trace is not None
-    one = known(predictor.predictions)["L4"]
+    prediction = known(predictor.predictions)["L4"]
     # Three steps of warm-up and the recorded one are over when it is asked, so three are left.
-    assert one.total_seconds == pytest.approx(3 * one.cycle_seconds, rel=0.01)
+    assert prediction.total_seconds == pytest.approx(3 * prediction.cycle_seconds, rel=0.01)
     assert predictor.trace.samples == BATCH * ACCUMULATED
     assert sum(operation.name == "aten::embedding" for operation in predictor.trace.operations) == 2 * ACCUMULATED
     shown = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     assert "Within 1 h: " in shown
     (logged,) = [entry for entry in trainer.state.log_history if "predict/L4/iteration_ms" in entry]
     assert logged["step"] == 4
-    assert logged["predict/L4/iteration_ms"] == pytest.approx(one.iteration_seconds * 1e3)
+    assert logged["predict/L4/iteration_ms"] == pytest.approx(prediction.iteration_seconds * 1e3)
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -146,11 +146,11 @@ def test_evaluations_of_unknown_length_are_left_out_with_a_note(
 ) -> None:
     # The first comes after eight steps; the prediction after four steps knows none, and after 16 steps one.
     predictor = RuntimePredictorCallback(["T4"], print_table=False)
-    found: list[str] = []
-    monkeypatch.setattr(TransformersLoop, "publish", lambda self, predictions, ranking: found.append(str(predictions)))
+    texts: list[str] = []
+    monkeypatch.setattr(TransformersLoop, "publish", lambda self, predictions, ranking: texts.append(str(predictions)))
     trained(tmp_path, predictor, time=time, steps=40, eval_strategy="steps", eval_steps=0.2)
-    assert "evaluations are left out until the first was timed" in " ".join(found[0].split())
-    assert "evaluations" not in found[-1]
+    assert "evaluations are left out until the first was timed" in " ".join(texts[0].split())
+    assert "evaluations" not in texts[-1]
 
 
 def test_a_part_of_the_run_is_taken_for_the_steps_that_it_is(tmp_path: Path, time: Clock) -> None:
@@ -230,7 +230,7 @@ def test_an_error_of_ours_in_any_hook_leaves_training_as_it_is(
     assert watched.state.global_step == plain.state.global_step == 24
     before, after = weights_of(plain), weights_of(watched)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    said = [one for one in recwarn if "RuntimePredictorCallback" in str(one.message)]
+    said = [warning for warning in recwarn if "RuntimePredictorCallback" in str(warning.message)]
     assert len(said) <= 2  # the prediction and the budget each end with one warning
 
 
@@ -269,6 +269,6 @@ def test_a_loop_of_accelerate_trains_as_without_a_watch(tmp_path: Path) -> None:
     for fault in ("", "_count_step", "_check_budget"):
         breaks = mock.patch.object(WatchedRun, fault, side_effect=OSError("patched")) if fault else nullcontext()
         with breaks, watch(total_steps=20, hours=1000, gpus=["T4"], print_table=False) as run:
-            found = loop(run)
-        assert all(torch.equal(plain[name], found[name]) for name in plain)
+            weights = loop(run)
+        assert all(torch.equal(plain[name], weights[name]) for name in plain)
         assert (run.predictions is not None) == (not fault)  # after an error, nothing more is predicted

@@ -42,9 +42,9 @@ def _step(kind: str, attention: str, *, has_mask: bool, checkpoints: bool) -> Ca
 def _products(trace: Trace) -> list[tuple[str, list[tuple[int, ...]]]]:
     """Attention and matmuls: the masks made for eager attention differ."""
     return [
-        (one.name, [tensor.shape for tensor in one.inputs])
-        for one in trace.operations
-        if "attention" in one.name or one.name in ("aten::mm", "aten::bmm")
+        (operation.name, [tensor.shape for tensor in operation.inputs])
+        for operation in trace.operations
+        if "attention" in operation.name or operation.name in ("aten::mm", "aten::bmm")
     ]
 
 

@@ -77,7 +77,7 @@ def train(name: str, folder: Path, rank: int) -> dict[str, Any]:
         "ended": ended,
         "reason": ours[0].stopping_reason if ours else None,
         "predicted": bool(ours) and ours[0].predictions is not None,
-        "said": [str(one.message) for one in caught if "RuntimePredictorCallback" in str(one.message)],
+        "said": [str(warning.message) for warning in caught if "RuntimePredictorCallback" in str(warning.message)],
     }
 
 

@@ -40,7 +40,7 @@ def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, 
     now = 0.0
     clock = RunObserver(lambda: now)
     clock.buffered = scenario.buffered
-    found: dict[int, tuple[float, RestOfRun]] = {}
+    made: dict[int, tuple[float, RestOfRun]] = {}
 
     def advance(seconds: float) -> None:
         nonlocal now
@@ -48,19 +48,19 @@ def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, 
 
     def after(batch: int) -> None:
         if batch in at:
-            found[batch] = (now, clock.rest(facts_of(scenario, batch)))
+            made[batch] = (now, clock.rest(facts_of(scenario, batch)))
 
     told(scenario, clock, advance, after)
-    return found, now
+    return made, now
 
 
 def scores(scenario: Scenario) -> list[Score]:
     """Score what is trusted at some moments."""
     names = moments(scenario)
-    found, end = forecasts(scenario, set(names))
+    made, end = forecasts(scenario, set(names))
     return [
         Score(moment=names[batch], believed=rest.forecast, actual=end - now, spent=now)
-        for batch, (now, rest) in found.items()
+        for batch, (now, rest) in made.items()
     ]
 
 
@@ -92,9 +92,9 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
             batches = batch
             question = watch.due_check(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
             if question is not None:
-                found = None if question == "use" else clock.rest(facts_of(scenario, batch))
+                rest = None if question == "use" else clock.rest(facts_of(scenario, batch))
                 best = clock.at_best(scenario.accumulation)
-                verdict = watch.check(found, at_best=lambda: best.rest(facts_of(scenario, batch)))
+                verdict = watch.check(rest, at_best=lambda: best.rest(facts_of(scenario, batch)))
                 if verdict.action == "stop":
                     raise StopError
 

@@ -11,14 +11,14 @@ def cycles(host: float, device: float, *, queue: float, count: int, noise: float
     """Cycles of a host that may be `queue` batches ahead of the device and starts with an idle device."""
     draw = random.Random(seed)
     now = free = 0.0
-    found = []
+    passed = []
     for _ in range(count):
         began = now
         now += host * (1 + noise * draw.uniform(-1, 1))
         free = max(free, now) + device
         now = max(now, free - queue * device)
-        found.append(now - began)
-    return found
+        passed.append(now - began)
+    return passed
 
 
 def pace_of(seconds: float, values: list[float], *, launches: int = 10) -> DevicePace:
@@ -30,9 +30,9 @@ def pace_of(seconds: float, values: list[float], *, launches: int = 10) -> Devic
 
 
 def middle(pace: DevicePace) -> float:
-    found = pace.estimate()
-    assert found is not None
-    return found.mean.middle
+    estimate = pace.estimate()
+    assert estimate is not None
+    return estimate.mean.middle
 
 
 def test_without_any_measurement_all_cycles_count() -> None:

@@ -30,8 +30,8 @@ VALUES: Final = {
 
 def forecast(scenario: Scenario) -> list[float]:
     """Return the time of a run, and its forecast at the middle moment."""
-    found, end = forecasts(scenario, set(moments(scenario)))
-    _, rest = list(found.values())[len(found) // 2]
+    made, end = forecasts(scenario, set(moments(scenario)))
+    _, rest = list(made.values())[len(made) // 2]
     return [end, *([] if rest.forecast is None else ends(rest.forecast))]
 
 
@@ -41,19 +41,19 @@ def test_named_runs(kept: Kept) -> None:
 
 def test_drawn_runs(kept: Kept) -> None:
     """Means over drawn runs, which any of them moves."""
-    found = {}
+    by_name = {}
     for word, draw in (("loaders", family), ("loaders with workers", family_of_workers)):
         runs = [forecast(draw(seed)) for seed in range(1000, 1012)]
-        found[word] = [overall(column) for column in zip(*runs, strict=True)]
-    kept("drawn runs", found)
+        by_name[word] = [overall(column) for column in zip(*runs, strict=True)]
+    kept("drawn runs", by_name)
 
 
 def test_evidence(kept: Kept) -> None:
-    found = {}
+    by_name = {}
     for name, values in VALUES.items():
         belief = estimate_mean(values, remaining=1000)
-        found[name] = [*numbers(warmup_end(values)), *([] if belief is None else ends(belief.mean))]
-    kept("evidence", found)
+        by_name[name] = [*numbers(warmup_end(values)), *([] if belief is None else ends(belief.mean))]
+    kept("evidence", by_name)
 
 
 POSITIONS: Final = {
@@ -75,11 +75,11 @@ POSITIONS: Final = {
 
 
 def test_counts(kept: Kept) -> None:
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for name, position in POSITIONS.items():
         work = workload(remaining(position), position, batches_per_window=4, samples=12)
-        found[name] = [work.training_iterations, work.validation_iterations, work.samples_per_iteration]
-    kept("counts", found)
+        by_name[name] = [work.training_iterations, work.validation_iterations, work.samples_per_iteration]
+    kept("counts", by_name)
 
 
 def test_budgets(kept: Kept) -> None:
@@ -92,11 +92,11 @@ def test_budgets(kept: Kept) -> None:
         )
     ]
     forecasts_made = [Interval(middle * 0.8, middle, middle * 1.4) for middle in (300.0, 800.0, 1500.0, 4000.0)]
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for limit in limits:
         for word, elapsed in (("early", 100.0), ("late", 790.0)):
             use = check_use([limit], elapsed, end_seconds=50.0)
             forecasts = [check_forecast([limit], elapsed, forecast) for forecast in forecasts_made]
             words = [part for part in numbers([use, forecasts]) if part in ("warn", "stop", None)]
-            found[f"{limit.name}, {word}"] = [limit.used(elapsed), limit.reached_seconds(0.8), *words]
-    kept("budgets", found)
+            by_name[f"{limit.name}, {word}"] = [limit.used(elapsed), limit.reached_seconds(0.8), *words]
+    kept("budgets", by_name)

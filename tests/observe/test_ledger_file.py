@@ -133,9 +133,9 @@ def test_file_of_another_run_is_never_written(before: dict[str, bytes], tmp_path
 
 def test_of_branches_of_a_killed_run_one_continues_its_file(tmp_path: Path) -> None:
     save_ledger(tmp_path / LEDGER_NAME, kept(owner="killed"))
-    found, _ = find_ledger(str(tmp_path), run="aaaaaaaaaa")
+    saved, _ = find_ledger(str(tmp_path), run="aaaaaaaaaa")
     stems = [
-        Path(save_own(str(tmp_path), kept(owner=owner), place=found).ledger).stem for owner in ("b1", "b2", "b3", "b4")
+        Path(save_own(str(tmp_path), kept(owner=owner), place=saved).ledger).stem for owner in ("b1", "b2", "b3", "b4")
     ]
     assert stems == [FIRST, *(f"{FIRST}-b{number}" for number in (2, 3, 4))]
 
@@ -151,9 +151,9 @@ def test_most_seconds_of_a_run_count_and_damaged_ledgers_are_told(tmp_path: Path
     for owner, seconds in (("x", 900.0), ("y", 700.0)):
         save_ledger(tmp_path / f"{FIRST}-{owner}.json", kept("bbbbbbbbbb", use=Use(seconds)))
     (tmp_path / f"{FIRST}-z.json").write_text("{")
-    found, unread = find_ledger(str(tmp_path), run="bbbbbbbbbb")
-    assert found is not None
-    assert (Path(found.ledger).stem, known(found.kept).use.seconds) == (f"{FIRST}-x", 900.0)
+    saved, unread = find_ledger(str(tmp_path), run="bbbbbbbbbb")
+    assert saved is not None
+    assert (Path(saved.ledger).stem, known(saved.kept).use.seconds) == (f"{FIRST}-x", 900.0)
     assert len(unread) == 1
     assert f"{FIRST}-z.json" in unread[0]
 
@@ -170,9 +170,9 @@ def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     file.write_text(
         json.dumps({"run": "a", "job": "SLURM_JOB_ID=17", "seconds": 9.0, "usd": 1.0, "date": "2026-11-23"})
     )
-    found = known(read_ledger(file))
-    assert found.is_continued_by("a")
-    assert (found.use.seconds, found.use.amount("usd")) == (9.0, 1.0)
+    ledger = known(read_ledger(file))
+    assert ledger.is_continued_by("a")
+    assert (ledger.use.seconds, ledger.use.amount("usd")) == (9.0, 1.0)
 
 
 def test_ledger_is_written_to_a_remote_file_system(tmp_path: Path) -> None:
@@ -181,12 +181,12 @@ def test_ledger_is_written_to_a_remote_file_system(tmp_path: Path) -> None:
     place = save_own(folder, kept(owner="one"), place=None)
     assert place.checkpoint == f"{folder}/lightning_predict_budget.ckpt"
     assert save_own(folder, kept(owner="two"), place=None).ledger == f"{folder}/lightning_predict_budget-two.json"
-    found, _ = find_ledger(folder, run="aaaaaaaaaa")
-    assert found is not None
-    assert found.kept is not None
-    assert replace(found.kept, use=kept().use) == kept(owner="one")
-    assert found.kept.use.amount("usd") == 2.0
-    assert save_own(folder, kept(owner="three"), place=found).ledger == place.ledger
+    saved, _ = find_ledger(folder, run="aaaaaaaaaa")
+    assert saved is not None
+    assert saved.kept is not None
+    assert replace(saved.kept, use=kept().use) == kept(owner="one")
+    assert saved.kept.use.amount("usd") == 2.0
+    assert save_own(folder, kept(owner="three"), place=saved).ledger == place.ledger
     remove_own(place, "two")
     assert read_ledger(place.ledger) is not None
     remove_own(place, "three")

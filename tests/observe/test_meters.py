@@ -223,15 +223,15 @@ def test_whole_machines_of_a_listed_offer_are_charged() -> None:
     assert ledger.rates["usd"] == pytest.approx(2 * terms.offer.usd_per_hour / 3600)
 
 
-@pytest.mark.parametrize(("name", "found"), [("Tesla T4", "T4"), ("Voodoo 2", None)])
+@pytest.mark.parametrize(("name", "listed_name"), [("Tesla T4", "T4"), ("Voodoo 2", None)])
 def test_gpu_in_use_is_looked_up_in_the_catalogue(
-    monkeypatch: pytest.MonkeyPatch, name: str, found: str | None
+    monkeypatch: pytest.MonkeyPatch, name: str, listed_name: str | None
 ) -> None:
     properties = SimpleNamespace(name=name, total_memory=gpu("T4").memory_bytes)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert gpu_name_in_use(torch.device("cuda", 0)) == found
+    assert gpu_name_in_use(torch.device("cuda", 0)) == listed_name
     assert gpu_name_in_use(torch.device("cpu")) is None
-    assert str(RentedMachine.of(torch.device("cuda", 0), world_size=2)) == f"2 x {found or 'cuda'}"
+    assert str(RentedMachine.of(torch.device("cuda", 0), world_size=2)) == f"2 x {listed_name or 'cuda'}"
 
 
 # --- Ledger

@@ -154,8 +154,8 @@ def kinds(text: str) -> list[StepKind | None]:
     ],
 )
 def test_shares_are_counted_over_whole_periods(windows: str, share: float) -> None:
-    found = shares_of_kinds(kinds(windows), [PLAIN, BOTH])
-    assert found == {PLAIN: pytest.approx(1 - share), BOTH: pytest.approx(share)}
+    shares = shares_of_kinds(kinds(windows), [PLAIN, BOTH])
+    assert shares == {PLAIN: pytest.approx(1 - share), BOTH: pytest.approx(share)}
 
 
 def test_unrecorded_window_counts_as_the_most_similar_kind() -> None:

@@ -28,14 +28,14 @@ def decided(decide: Decide, *, ranks: tuple[int, ...] = (0, 1, 2), seconds: floa
     """What each rank of three gets, or the words of its error."""
     store = HashStore()
 
-    def one(rank: int) -> Any:
+    def decision(rank: int) -> Any:
         try:
             return decide(meeting(store, rank, seconds=seconds), rank)
         except LightningPredictError as error:
             return str(error)
 
     with ThreadPoolExecutor(len(ranks)) as threads:
-        return list(threads.map(one, ranks))
+        return list(threads.map(decision, ranks))
 
 
 def test_every_rank_gets_what_rank_zero_decides() -> None:
@@ -110,7 +110,7 @@ def test_it_says_whether_all_ranks_have_the_same(said: tuple[str | None, ...], a
     def decide(meetings: StoreAgreement, rank: int) -> Mapping[str, Any]:
         return meetings.agree(dict, alike=said[rank])
 
-    assert [one.get("alike") for one in decided(decide)] == 3 * [alike]
+    assert [decision.get("alike") for decision in decided(decide)] == 3 * [alike]
 
 
 def test_old_decisions_are_forgotten() -> None:

@@ -47,8 +47,8 @@ class Fit:
         self.clock.on_validation_end()
 
     def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
-        found = self.clock.batch_times(batches_per_window=together, workers=workers)
-        return known(found)
+        times = self.clock.batch_times(batches_per_window=together, workers=workers)
+        return known(times)
 
 
 def test_before_a_step_was_timed_nothing_is_known() -> None:
@@ -61,9 +61,9 @@ def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
     fit = Fit()
     for seconds in (9.0, 2.0, 2.0):
         fit.batch(seconds)
-    found = fit.batch_times()
-    assert (found.step_seconds, found.wait_seconds) == (2.0, 0.25)
-    assert (found.values, found.waits) == (3, 2)  # the first batch was not waited for
+    times = fit.batch_times()
+    assert (times.step_seconds, times.wait_seconds) == (2.0, 0.25)
+    assert (times.values, times.waits) == (3, 2)  # the first batch was not waited for
     assert fit.clock.training_seconds == 9.0 + 2.0 + 2.0 + 2 * 0.25
 
 
@@ -71,8 +71,8 @@ def test_recorded_batch_and_the_wait_after_it_do_not_count() -> None:
     fit = Fit()
     for number in range(6):
         fit.batch(50.0 if number == 3 else 1.0, wait=30.0 if number == 4 else 0.25, is_recorded=number == 3)
-    found = fit.batch_times()
-    assert (found.step.middle, found.step.high < 3.0, found.wait_seconds) == (1.0, True, 0.25)
+    times = fit.batch_times()
+    assert (times.step.middle, times.step.high < 3.0, times.wait_seconds) == (1.0, True, 0.25)
     assert fit.clock.batches == 6
 
 
@@ -87,9 +87,9 @@ def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither
         fit.batch(wait=0.0)
     for _ in range(20):
         fit.batch(wait=0.5)
-    found = fit.batch_times(workers=2)
-    assert found.waits == 7 + 20
-    assert found.wait_seconds == pytest.approx(0.5)
+    times = fit.batch_times(workers=2)
+    assert times.waits == 7 + 20
+    assert times.wait_seconds == pytest.approx(0.5)
 
 
 def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None:
@@ -201,10 +201,10 @@ def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
     fit.clock.on_epoch_start()
     for _ in range(21):
         fit.batch(wait=0.5)
-    found = fit.batch_times()
-    assert found.wait.middle == 0.5
-    assert found.later_wait.low == pytest.approx(found.wait.low / 3)
-    assert found.later_wait.middle == 0.5
+    times = fit.batch_times()
+    assert times.wait.middle == 0.5
+    assert times.later_wait.low == pytest.approx(times.wait.low / 3)
+    assert times.later_wait.middle == 0.5
     fit.clock.on_epoch_end()
     fit.clock.on_epoch_start()
     for _ in range(40):
@@ -262,15 +262,15 @@ def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
 def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_recorded_one() -> None:
     fit = Fit()
     fit.validate([9.0, 2.0], start=5.0, wait=0.5, is_check=True)
-    found = known(fit.clock.validation.times(wait=Interval(0.1, 0.125, 0.2)))
-    assert found.batch is not None
+    times = known(fit.clock.validation.times(wait=Interval(0.1, 0.125, 0.2)))
+    assert times.batch is not None
     # The first fetch of 5 s was cold. The only wait may have been: the geometric mean of 0.5 s and 0.125 s.
-    assert found.overhead == Interval(0.0, 0.125, 7.5)
-    assert (found.wait.middle, found.batch.middle) == (0.25, 2.0)
+    assert times.overhead == Interval(0.0, 0.125, 7.5)
+    assert (times.wait.middle, times.batch.middle) == (0.25, 2.0)
     workers = fit.clock.validation.times(has_workers=True)
     assert known(workers).overhead.middle == 5.0  # each run starts workers
-    assert found.batch.low < 1.0  # it was cold
-    assert found.batch.high > 2.0
+    assert times.batch.low < 1.0  # it was cold
+    assert times.batch.high > 2.0
 
     fit = Fit()
     fit.clock.on_validation_start(is_check=True)
@@ -281,9 +281,9 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
         fit.passes(seconds)
         fit.clock.validation.on_batch_end()
     fit.clock.on_validation_end()
-    found = known(fit.clock.validation.times())
-    assert found.batch is not None
-    assert found.batch.middle == 6.0  # Both are too long; the shorter is nearer.
+    times = known(fit.clock.validation.times())
+    assert times.batch is not None
+    assert times.batch.middle == 6.0  # Both are too long; the shorter is nearer.
 
     # Recording a batch delays the next one, which is no wait.
     fit = Fit()
@@ -299,19 +299,19 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
             fit.clock.validation.recording_has_ended()
             fit.passes(0.2)
     fit.clock.on_validation_end()
-    found = known(fit.clock.validation.times(wait=Interval(0.1, 0.2, 0.3)))
-    assert found.wait.middle == pytest.approx(0.2)
-    assert found.wait.high == pytest.approx(0.3)
+    times = known(fit.clock.validation.times(wait=Interval(0.1, 0.2, 0.3)))
+    assert times.wait.middle == pytest.approx(0.2)
+    assert times.wait.high == pytest.approx(0.3)
 
 
 def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
     fit = Fit()
     fit.validate([4.0, 4.0], is_check=True)
-    found = known(fit.clock.validation.times(batch_seconds=1.0))
-    assert found.batch is not None
-    assert found.batch.middle == 2.0  # the geometric mean
-    assert found.batch.contains(4.0)
-    assert found.batch.contains(0.4)
+    times = known(fit.clock.validation.times(batch_seconds=1.0))
+    assert times.batch is not None
+    assert times.batch.middle == 2.0  # the geometric mean
+    assert times.batch.contains(4.0)
+    assert times.batch.contains(0.4)
 
 
 def test_validation_runs_are_timed_whole() -> None:
@@ -321,9 +321,9 @@ def test_validation_runs_are_timed_whole() -> None:
         fit.batch()
         fit.passes(1.5)  # Its workers start before any event is reported.
         fit.validate(batches, start=0.5, wait=0.25)
-    found = known(fit.clock.validation.times())
-    assert (found.overhead.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches
-    assert known(found.batch).middle == 2.0
+    times = known(fit.clock.validation.times())
+    assert (times.overhead.middle, times.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches
+    assert known(times.batch).middle == 2.0
 
 
 def test_steps_are_read_only_while_somebody_asks_for_windows() -> None:

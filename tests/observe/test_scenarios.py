@@ -25,12 +25,12 @@ def unseen() -> list[Score]:
 
 
 def at(moment: str, of: list[Score] | None = None) -> list[Score]:
-    every = [score for found in named().values() for score in found] if of is None else of
+    every = [score for of_run in named().values() for score in of_run] if of is None else of
     return [score for score in every if score.moment == moment]
 
 
-def median_error(found: list[Score]) -> float:
-    return statistics.median(abs(score.error) for score in found)
+def median_error(scored: list[Score]) -> float:
+    return statistics.median(abs(score.error) for score in scored)
 
 
 def test_after_16_steps_the_middle_is_ten_percent_off_and_nowhere_far() -> None:
@@ -45,7 +45,7 @@ def test_at_half_of_the_run_it_is_five_percent_off() -> None:
 
 
 def test_the_intervals_hold_and_are_no_wider_than_they_must_be() -> None:
-    every = [score for found in named().values() for score in found]
+    every = [score for of_run in named().values() for score in of_run]
     assert statistics.mean(score.holds for score in every) >= 0.85
     assert statistics.mean(score.holds for score in unseen()) >= 0.85
     assert statistics.median(score.width for score in at("16 steps")) <= 1.6
@@ -66,8 +66,8 @@ def test_what_workers_made_while_was_predicted_hides_for_some_steps_only_how_slo
     # Up to 16 batches are in store then. Until each worker has been waited for twice, the interval is a wide one.
     errors, held = [], []
     for seed in range(1, 120, 2):
-        found, end = forecasts(family_of_workers(seed), {32})
-        ((now, rest),) = found.values()
+        made, end = forecasts(family_of_workers(seed), {32})
+        ((now, rest),) = made.values()
         assert rest.forecast is not None
         errors.append(abs(rest.forecast.middle / (end - now) - 1))
         held.append(rest.forecast.contains(end - now))
@@ -79,19 +79,21 @@ def test_what_workers_made_while_was_predicted_hides_for_some_steps_only_how_slo
 @pytest.mark.parametrize(("kind", "error"), [("line", 0.22), ("at once", 0.05), ("up to a limit", 0.15)])
 def test_steps_that_get_slower_are_believed_as_slow_as_they_have_become(kind: str, error: float) -> None:
     # The mean of all steps is 40 % too short at half of such a run, and its interval holds none in ten.
-    found = [score for seed in range(1, 80, 2) for score in scores(rising(seed, kind=kind))]
-    half, late = at("50 %", found), at("90 %", found)
+    scored = [score for seed in range(1, 80, 2) for score in scores(rising(seed, kind=kind))]
+    half, late = at("50 %", scored), at("90 %", scored)
     assert median_error(half) <= error
     assert median_error(late) <= 0.06
     assert statistics.mean(score.holds for score in half) >= 0.7
     assert statistics.mean(score.holds for score in late) >= 0.95
-    assert not any(score.believed is not None and score.believed.low > score.actual for score in found)  # no false stop
+    assert not any(
+        score.believed is not None and score.believed.low > score.actual for score in scored
+    )  # no false stop
 
 
 def test_what_an_epoch_ends_with_is_expected_of_the_last_one_too() -> None:
     # Samples are drawn for 4 s after each of four epochs of 10 s. At half of the run, and near its end, that is known.
-    found = scores(Scenario(step=listed((), 0.2), closing=4.0))
-    assert max(abs(score.error) for score in found if score.moment in ("50 %", "90 %")) < 0.01
+    scored = scores(Scenario(step=listed((), 0.2), closing=4.0))
+    assert max(abs(score.error) for score in scored if score.moment in ("50 %", "90 %")) < 0.01
 
 
 @pytest.mark.parametrize("name", ["constant", "validation", "accumulation"])

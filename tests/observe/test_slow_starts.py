@@ -99,8 +99,8 @@ def test_random_runs_within_their_budgets_are_not_stopped_and_others_are_in_time
 def test_suspended_process_is_not_expected_to_be_suspended_again() -> None:
     # 300 batches of 30 ms, one of them 12 s: 133 s were forecast for the remaining 8 s.
     run = Scenario(step=lambda batch: 12.0 if batch == 20 else 0.03, wait=lambda batch: 0.0, epochs=1, batches=300)
-    found, end = forecasts(run, {32, 64})
-    for now, rest in found.values():
+    made, end = forecasts(run, {32, 64})
+    for now, rest in made.values():
         assert rest.forecast is not None
         assert rest.forecast.middle <= 1.05 * (end - now)
 
@@ -114,7 +114,7 @@ def show(shapes: Mapping[str, Scenario]) -> None:
     used, stops = sorted(late.values()), sum(map(len, false.values()))
     print(f"{len(used)} shapes: {stops} false stops of {len(BUDGETS) * len(used)}; ended at", end=" ")
     print(
-        f"{statistics.median(used):.1%} (median), {used[-1]:.1%} (worst), {sum(one > 0.85 for one in used)} after 85 %"
+        f"{statistics.median(used):.1%} (median), {used[-1]:.1%} (worst), {sum(end > 0.85 for end in used)} after 85 %"
     )
 
 

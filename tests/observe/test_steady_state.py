@@ -15,8 +15,8 @@ def believed(values: list[float], **options: int) -> MeanEstimate:
     evidence = TimingSamples()
     for value in values:
         evidence.add(value)
-    found = evidence.estimate(**options)
-    return known(found)
+    estimate = evidence.estimate(**options)
+    return known(estimate)
 
 
 def test_nothing_seen_is_nothing_believed() -> None:
@@ -35,19 +35,19 @@ def test_a_slow_beginning_is_left_out_however_long_it_is() -> None:
 
 def test_values_that_still_fall_are_not_settled_and_may_fall_further() -> None:
     falling = [1.0 + 0.9**number for number in range(12)]  # to 1
-    found = believed(falling)
-    assert not found.is_settled
-    assert found.mean.low < 1.0 < found.mean.middle < falling[-1]
+    mean = believed(falling)
+    assert not mean.is_settled
+    assert mean.mean.low < 1.0 < mean.mean.middle < falling[-1]
     assert believed([1.0] * 12).is_settled
 
 
 def test_noise_may_hide_a_fall_which_the_low_end_admits() -> None:
     # The halves differ by 0.1, less than 1.2 standard errors: settled. The same values in another order fall nowhere.
     falling, level = [1.3, 0.9] * 8 + [1.2, 0.8] * 8, [1.3, 0.8] * 8 + [1.2, 0.9] * 8
-    one, other = estimate_mean(falling), estimate_mean(level)
-    assert one.is_settled
-    assert one.mean.middle == pytest.approx(other.mean.middle, rel=0.01)
-    assert one.mean.low < other.mean.low - 0.005
+    first, other = estimate_mean(falling), estimate_mean(level)
+    assert first.is_settled
+    assert first.mean.middle == pytest.approx(other.mean.middle, rel=0.01)
+    assert first.mean.low < other.mean.low - 0.005
 
 
 def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
@@ -97,8 +97,8 @@ def test_any_number_of_values_is_kept_in_bounds() -> None:
         evidence.add(float(number % 2))
     assert evidence.count == 8 * MAX_VALUES
     assert len(evidence._means) < MAX_VALUES
-    found = evidence.estimate()
-    assert known(found).mean.middle == pytest.approx(0.5)
+    estimate = evidence.estimate()
+    assert known(estimate).mean.middle == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("number", [8, 32, 128])
@@ -125,26 +125,26 @@ def test_interval_contains_the_mean_of_the_remaining_values(ahead: int) -> None:
 def test_interval_allows_one_event_more_or_less_in_few_values() -> None:
     # Every tenth takes five times as long, so that the next ten may hold two of them or none: 1.8 or 1.0.
     every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
-    found = estimate_mean(every_tenth, remaining=10).mean
-    assert found.contains(1.01)
-    assert found.contains(1.79)
+    mean = estimate_mean(every_tenth, remaining=10).mean
+    assert mean.contains(1.01)
+    assert mean.contains(1.79)
     assert not estimate_mean(every_tenth, remaining=1000).mean.contains(1.79)
 
 
 def test_the_interval_narrows_with_the_number_of_values() -> None:
     draws = random.Random(1)
     values = [draws.gauss(1.0, 0.1) for _ in range(512)]
-    widths = [one.high / one.low for one in (estimate_mean(values[:number]).mean for number in (4, 16, 64, 256))]
+    widths = [mean.high / mean.low for mean in (estimate_mean(values[:number]).mean for number in (4, 16, 64, 256))]
     assert widths == sorted(widths, reverse=True)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3))
 def test_the_ends_lie_around_the_middle_and_a_unit_changes_nothing(values: list[float], unit: float) -> None:
-    one, other = estimate_mean(values), estimate_mean([value * unit for value in values])
-    assert 0 <= one.mean.low <= one.mean.middle <= one.mean.high
-    assert min(values) * 0.2 <= one.mean.middle <= max(values) * 1.001
-    assert one.values == other.values
-    assert other.mean.middle == pytest.approx(unit * one.mean.middle)
+    first, other = estimate_mean(values), estimate_mean([value * unit for value in values])
+    assert 0 <= first.mean.low <= first.mean.middle <= first.mean.high
+    assert min(values) * 0.2 <= first.mean.middle <= max(values) * 1.001
+    assert first.values == other.values
+    assert other.mean.middle == pytest.approx(unit * first.mean.middle)
 
 
 def test_alike_values_are_believed_to_be_what_they_are() -> None:

@@ -137,8 +137,8 @@ def test_weights_and_random_numbers_equal_an_unwatched_loop(time: Clock) -> None
                 loop.train()
         return loop.model.weight.detach().clone(), torch.get_rng_state()
 
-    for one, other in zip(trained(is_watched=True), trained(is_watched=False), strict=True):
-        assert torch.equal(one, other)
+    for first, other in zip(trained(is_watched=True), trained(is_watched=False), strict=True):
+        assert torch.equal(first, other)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), StopIteration(), GeneratorExit()])
@@ -228,7 +228,7 @@ def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: p
             time.advance(1.0)
             run.step()
     # Two states of 4 bytes for each of 2^31 values: 16 GiB of the T4's 14.5; and the length, a million times.
-    assert [(one.kind, one.gpu) for one in run.memory_risks] == [("optimizer", "T4"), ("sequence", "T4")]
+    assert [(risk.kind, risk.gpu) for risk in run.memory_risks] == [("optimizer", "T4"), ("sequence", "T4")]
     assert "watch, memory: The first optimizer update (16.0 GiB of new state)" in caplog.text
     assert "watch, memory: A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text
 

@@ -90,10 +90,10 @@ AT_MOST = Predictions(
 """A run that may end earlier, recorded on a GPU that was not asked for."""
 
 
-def with_total(one: Prediction, seconds: float) -> Prediction:
+def with_total(prediction: Prediction, seconds: float) -> Prediction:
     """The prediction with another time of the run, its interval as it is."""
-    assert one.total is not None
-    return with_values(one, total=replace(one.total, middle=seconds))
+    assert prediction.total is not None
+    return with_values(prediction, total=replace(prediction.total, middle=seconds))
 
 
 _RENTED = {

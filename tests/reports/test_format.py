@@ -77,8 +77,8 @@ def test_a_printed_duration_is_within_its_smaller_unit(seconds: float) -> None:
 
 
 @given(st.floats(min_value=0, max_value=1e10), st.floats(min_value=0, max_value=1e10))
-def test_a_longer_time_never_prints_as_a_shorter_one(one: float, other: float) -> None:
-    shorter, longer = sorted((one, other))
+def test_a_longer_time_never_prints_as_a_shorter_one(first: float, other: float) -> None:
+    shorter, longer = sorted((first, other))
     assert seconds_of(formats.duration(shorter)) <= seconds_of(formats.duration(longer)) * (1 + 1e-12)
 
 

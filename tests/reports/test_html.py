@@ -126,8 +126,8 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
-    darker, lighter = sorted((luminance(one), luminance(other)))
+def contrast(first: str, other: str) -> float:
+    darker, lighter = sorted((luminance(first), luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -179,8 +179,8 @@ def test_names_and_notes_are_escaped() -> None:
 
 @given(st.text(min_size=1, max_size=40))
 def test_any_text_leaves_the_page_well_formed(text: str) -> None:
-    one = with_values(T4, gpu=text, offer=text, notes=(text,))
-    predictions = Predictions((one, K80), used_gpu=text)
+    prediction = with_values(T4, gpu=text, offer=text, notes=(text,))
+    predictions = Predictions((prediction, K80), used_gpu=text)
     Page(html_report(predictions, rank(predictions), title=text, made_on=DAY))
 
 
@@ -208,7 +208,7 @@ def test_energy_is_shown_where_it_was_asked_for() -> None:
     (row,) = (line for line in plain.splitlines() if line.startswith("T4 (recorded)"))
     assert row.split()[-2:] == ["0.224", "0.0896"]
     assert markdown_table(on_grid, columns=asked).splitlines()[0].endswith("| energy (kWh) | CO2 (kg) |")
-    assert [one.title for one in columns_of(FULL, asked=asked[:1])][-1] == "energy (kWh)"
+    assert [column.title for column in columns_of(FULL, asked=asked[:1])][-1] == "energy (kWh)"
 
 
 def test_without_length_or_price_there_is_no_chart_of_hours_against_dollars() -> None:
@@ -284,10 +284,10 @@ def test_gpus_without_enough_memory_have_no_point() -> None:
 def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> None:
     points = [Point(str(n), 2.0**n, 10.0 * 2.0**-n, "") for n in range(4)]
     svg = wide(scatter(points, [], None, title="t"))
-    places = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in svg.iter("circle")]
+    places = [(float(element.attrib["cx"]), float(element.attrib["cy"])) for element in svg.iter("circle")]
     steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(places)]
     assert all(step == pytest.approx(steps[0], abs=0.2) for step in steps)  # equal ratios, equal distances
-    texts = [one.text or "" for one in svg.iter("text")]
+    texts = [element.text or "" for element in svg.iter("text")]
     assert "hours (both axes logarithmic)" in texts
     assert sum(text.startswith("$") for text in texts) >= 3
 

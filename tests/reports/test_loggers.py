@@ -75,7 +75,7 @@ def test_only_decisive_gpus_of_many_are_logged() -> None:
     assert {key.split("/")[1] for key in metrics(many, gpus=chosen)} == chosen
     few = Predictions(tuple(many.values())[:3])
     assert selected_gpus(rank(few), few) == {"a", "b", "c"}
-    nowhere = Predictions(tuple(with_values(one, memory_fit="exceeds") for one in many.values()))
+    nowhere = Predictions(tuple(with_values(prediction, memory_fit="exceeds") for prediction in many.values()))
     assert selected_gpus(rank(nowhere), nowhere) == set(offered)
 
 
@@ -174,8 +174,8 @@ def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert log_predictions([logger], FULL, step=STEP) == log_predictions([logger], BARE, step=STEP + 1) == ()
     rows = csv_rows(logger)
     assert [int(row["step"]) for row in rows] == [STEP] * len(metrics(FULL)) + [STEP + 1] * len(metrics(BARE))
-    found = {row["name"]: float(row["value"]) for row in rows[: len(metrics(FULL))]}
-    assert found == pytest.approx(metrics(FULL))
+    logged = {row["name"]: float(row["value"]) for row in rows[: len(metrics(FULL))]}
+    assert logged == pytest.approx(metrics(FULL))
     assert not (Path(logger.log_dir) / "metrics.csv").exists()  # of the user
 
 

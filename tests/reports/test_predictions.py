@@ -37,7 +37,7 @@ def test_json_has_null_for_unknown_values() -> None:
     read = json.loads(FULL.to_json())
     assert read["used_gpu"] == "T4"
     assert read["notes"] == ["2 of 418 operations were not timed on the host."]
-    assert [one["gpu"] for one in read["predictions"]] == ["H100-SXM-80GB", "T4", "K80"]
+    assert [prediction["gpu"] for prediction in read["predictions"]] == ["H100-SXM-80GB", "T4", "K80"]
     assert read["predictions"][1]["iteration_seconds"] == 0.0480
     assert read["predictions"][1]["coverage"] == {"mlp": 0.92, "roofline": 0.08}
     assert read["predictions"][2]["cost_usd"] is None

@@ -78,10 +78,10 @@ def test_adapters_are_compared_with_adapters() -> None:
 
 def test_several_gpus_are_compared_with_several() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
-    one, several = case(), case(gpu="8xRTX-4090")
-    assert nearest_cases(step, "RTX-4090", [several, one], number=2) == (one,)
-    assert nearest_cases(step, "4xRTX-4090", [one, several], number=2) == (several,)
-    assert nearest_cases(step, "4xRTX-4090", [one], number=2) == (one,)  # there is nothing else
+    alone, several = case(), case(gpu="8xRTX-4090")
+    assert nearest_cases(step, "RTX-4090", [several, alone], number=2) == (alone,)
+    assert nearest_cases(step, "4xRTX-4090", [alone, several], number=2) == (several,)
+    assert nearest_cases(step, "4xRTX-4090", [alone], number=2) == (alone,)  # there is nothing else
 
 
 def test_training_is_compared_with_training() -> None:

@@ -28,7 +28,7 @@ from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, 
 
 def names(ranking: Ranking) -> tuple[str | None, ...]:
     best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
-    return tuple(None if one is None else one.gpu for one in best)
+    return tuple(None if ranked is None else ranked.gpu for ranked in best)
 
 
 def lines_of(*predictions: Prediction, deadline_hours: float | None = None, **values: Any) -> str:
@@ -40,7 +40,7 @@ def lines_of(*predictions: Prediction, deadline_hours: float | None = None, **va
 def test_cheapest_and_fastest_gpu_of_those_that_fit() -> None:
     # T4: 3.2 h, $1.12. H100: 0.4 h, $1.196. K80 does not fit.
     ranking = rank(FULL, deadline_hours=1)
-    assert [one.gpu for one in ranking.frontier] == ["H100-SXM-80GB", "T4"]
+    assert [ranked.gpu for ranked in ranking.frontier] == ["H100-SXM-80GB", "T4"]
     assert ranking.as_dict() == {
         "per_iteration": False,
         "cheapest": "T4",
@@ -87,7 +87,7 @@ def test_deadline_must_be_above_zero(hours: float) -> None:
 )
 def test_recommendation_states_age_of_old_price(fresh_days: int, today: str, age: str) -> None:
     t4, h100 = (
-        replace(one, price=replace(one.price, priced_on="2026-10-01", fresh_days=fresh_days)) for one in (T4, H100)
+        replace(row, price=replace(row.price, priced_on="2026-10-01", fresh_days=fresh_days)) for row in (T4, H100)
     )
     text = lines_of(h100, t4, K80, made_on=today, used_gpu="T4", deadline_hours=1)
     assert f"($0.35/h, Google n1-standard-4 (2026-10-01){age}): cheapest" in text
@@ -98,7 +98,7 @@ def test_gpu_without_enough_memory_is_not_recommended() -> None:
     tempting = with_values(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     ranking = rank(Predictions((tempting, T4)), deadline_hours=10)
     assert names(ranking) == ("T4", "T4", "T4")
-    assert "K80" not in [one.gpu for one in ranking.frontier]
+    assert "K80" not in [ranked.gpu for ranked in ranking.frontier]
     nowhere = rank(Predictions((K80,)), deadline_hours=1)
     assert names(nowhere) == (None, None, None)
     assert ranking_lines(nowhere) == (
@@ -117,14 +117,14 @@ def test_tight_memory_adds_a_remark() -> None:
 
 
 def test_fastest_gpu_is_known_without_prices() -> None:
-    free = Predictions(tuple(with_values(one, usd_per_hour=None, cost_usd=None, offer=None) for one in (T4, H100)))
+    free = Predictions(tuple(with_values(row, usd_per_hour=None, cost_usd=None, offer=None) for row in (T4, H100)))
     ranking = rank(free, deadline_hours=1)
     assert names(ranking) == (None, "H100-SXM-80GB", "H100-SXM-80GB")
     assert (ranking.without_price, ranking.frontier) == (("T4", "H100-SXM-80GB"), ())
 
 
 def test_unknown_length_compares_one_iteration() -> None:
-    each = [with_values(one, total=None, cost_usd=None, cycle_seconds=one.iteration_seconds) for one in (T4, H100)]
+    each = [with_values(row, total=None, cost_usd=None, cycle_seconds=row.iteration_seconds) for row in (T4, H100)]
     ranking = rank(Predictions(tuple(each)), deadline_hours=1)
     assert ranking.per_iteration
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
@@ -140,7 +140,7 @@ def test_too_short_a_deadline_says_what_fits_in_it() -> None:
     lines = ranking_lines(rank(FULL, deadline_hours=0.1))
     end = "on an H100-SXM-80GB; the whole run takes 24 min on it, the fastest."
     assert f"Within 6 min: 60,000 steps {end}" in lines
-    epochs = tuple(with_values(one, epoch_iterations=9000) for one in FULL.values())
+    epochs = tuple(with_values(row, epoch_iterations=9000) for row in FULL.values())
     assert f"Within 6 min: 6 epochs (54,000 steps) {end}" in ranking_lines(
         rank(Predictions(epochs), deadline_hours=0.1)
     )
@@ -178,27 +178,27 @@ runs = st.builds(
 )
 
 
-@given(st.lists(runs, min_size=1, max_size=8, unique_by=lambda one: one.gpu), st.floats(0.01, 3000))
+@given(st.lists(runs, min_size=1, max_size=8, unique_by=lambda row: row.gpu), st.floats(0.01, 3000))
 def test_no_fitting_gpu_beats_the_recommended_ones(predictions: list[Prediction], hours: float) -> None:
     ranking = rank(Predictions(tuple(predictions)), deadline_hours=hours)
-    fitting = [one for one in predictions if one.fits is not False]
-    priced = [one for one in fitting if one.cost_usd is not None]
+    fitting = [row for row in predictions if row.fits is not False]
+    priced = [row for row in fitting if row.cost_usd is not None]
     assert (ranking.fastest is None) == (not fitting)
     if ranking.fastest is not None:
-        assert ranking.fastest.seconds <= 1.01 * min(one.total_seconds or 0 for one in fitting)
+        assert ranking.fastest.seconds <= 1.01 * min(row.total_seconds or 0 for row in fitting)
     assert (ranking.cheapest is None) == (not priced)
     if ranking.cheapest is not None:
-        assert (ranking.cheapest.cost_usd or 0) <= 1.01 * min(one.cost_usd or 0 for one in priced)
+        assert (ranking.cheapest.cost_usd or 0) <= 1.01 * min(row.cost_usd or 0 for row in priced)
     if ranking.within_deadline is not None:
         assert ranking.within_deadline.seconds <= hours * 3600
-    on_it = {one.gpu for one in ranking.frontier}
-    for one in priced:
+    on_it = {ranked.gpu for ranked in ranking.frontier}
+    for row in priced:
         beaten = any(
-            other.seconds <= 1.01 * (one.total_seconds or 0) and (other.cost_usd or 0) <= 1.01 * (one.cost_usd or 0)
+            other.seconds <= 1.01 * (row.total_seconds or 0) and (other.cost_usd or 0) <= 1.01 * (row.cost_usd or 0)
             for other in ranking.frontier
-            if other.gpu != one.gpu
+            if other.gpu != row.gpu
         )
-        assert beaten or one.gpu in on_it
+        assert beaten or row.gpu in on_it
     for first, second in zip(ranking.frontier, ranking.frontier[1:], strict=False):
         assert first.seconds < second.seconds
         assert (first.cost_usd or 0) > 1.01 * (second.cost_usd or 0)
@@ -227,9 +227,9 @@ def run(name: str, seconds: float, cost: float | None) -> Prediction:
 def test_differences_below_1_percent_are_ties(
     runs: list[tuple[str, float, float | None]], cheapest: str, fastest: str, frontier: list[str]
 ) -> None:
-    ranking = rank(Predictions(tuple(run(*one) for one in runs)))
+    ranking = rank(Predictions(tuple(run(*values) for values in runs)))
     assert names(ranking)[:2] == (cheapest, fastest)
-    assert [one.gpu for one in ranking.frontier] == frontier
+    assert [ranked.gpu for ranked in ranking.frontier] == frontier
     assert ranking.as_fast == (("B200", "H100") if len(runs) > 2 else ranking.as_fast)
 
 
@@ -255,7 +255,7 @@ def sure(name: str, seconds: float, cost: float | None, spread: float = 0.01, **
 def test_rival_is_named_if_cheaper_in_a_third_of_cases(
     runs: list[tuple[str, float, float, float]], rivals: tuple[str, ...]
 ) -> None:
-    ranking = rank(Predictions(tuple(sure(*one) for one in runs)))
+    ranking = rank(Predictions(tuple(sure(*values) for values in runs)))
     assert (names(ranking)[0], ranking.perhaps_cheapest) == ("L40S", rivals)
     dollars = runs[1][2]
     both = "both about $1.00" if dollars == 1.0 else f"about $1.00 and ${dollars:.2f}"
@@ -266,7 +266,7 @@ def test_rival_is_named_if_cheaper_in_a_third_of_cases(
 @pytest.mark.parametrize(("third", "words"), [(1.0, "all about $1.00"), (1.05, "about $1.00 to $1.05")])
 def test_costs_of_unnamed_rivals_are_in_range(third: float, words: str) -> None:
     runs = (("L40S", 1000, 1.0), ("A10G", 2000, 1.0), ("T4", 4000, third))
-    text = lines_of(*(sure(*one, spread=0.3) for one in runs))
+    text = lines_of(*(sure(*values, spread=0.3) for values in runs))
     assert f"or an A10G ($1.00/h) or another: {words}, the cheapest." in text
 
 
@@ -274,11 +274,11 @@ def test_rival_is_not_named_for_doubts_that_all_gpus_share() -> None:
     # Pauses of 100 to 900 s on either GPU: 10 % between the GPUs is as certain as without the pauses.
     pauses = Interval(100.0, 500.0, 900.0)
     total = Interval(600.0, 1000.0, 1400.0)
-    one, other = (
+    row, other = (
         with_values(sure(name, 1000, cost), total=total, beside=pauses) for name, cost in (("L40S", 1.0), ("A10G", 1.1))
     )
-    assert rank(Predictions((one, other))).perhaps_cheapest == ()
-    assert rank(Predictions((with_values(one, beside=NOTHING), other))).perhaps_cheapest == ("A10G",)
+    assert rank(Predictions((row, other))).perhaps_cheapest == ()
+    assert rank(Predictions((with_values(row, beside=NOTHING), other))).perhaps_cheapest == ("A10G",)
 
 
 def test_faster_gpus_state_saved_time_and_extra_cost() -> None:
@@ -327,7 +327,7 @@ def test_gpu_slower_than_machine_in_use_is_not_recommended(
     assert lines[0].startswith("Rent ") == (1.05 * known(ranking.cheapest).seconds <= 3600 * own)
     sooner = " ".join(line for line in lines if " sooner for " in line)
     assert not any(
-        f"{name} is" in sooner for name, one in offered.items() if (one.total_seconds or 0) > 1.01 * 3600 * own
+        f"{name} is" in sooner for name, row in offered.items() if (row.total_seconds or 0) > 1.01 * 3600 * own
     )
 
 
@@ -370,7 +370,7 @@ def test_short_run_is_not_worth_renting(
     runs: list[tuple[str, float, float]], in_use: MachineInUse | None, is_running: bool, lines: list[str]
 ) -> None:
     """At most five minutes, the time until a machine is ready."""
-    offered = tuple(sure(*one) for one in runs)
+    offered = tuple(sure(*values) for values in runs)
     said = ranking_lines(rank(Predictions(offered, machine=in_use, is_running=is_running)))
     assert all(line.startswith(start) for line, start in zip(said, lines, strict=False))
     assert len(said) == len(lines) or len(lines) == 1
@@ -379,9 +379,9 @@ def test_short_run_is_not_worth_renting(
 @pytest.mark.parametrize(("seconds", "start"), [(120.0, "2 min left on this CPU: too short"), (3600.0, "Rent an L4")])
 def test_time_limit_within_minutes_is_not_worth_renting(seconds: float, start: str) -> None:
     # Under a time limit GPUs are compared by their steps; the remainder is the same on all of them.
-    one = with_values(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
+    row = with_values(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
     in_use = machine(seconds, is_cut_off=True)
-    assert ranking_lines(rank(Predictions((one,), machine=in_use, is_running=True)))[0].startswith(start)
+    assert ranking_lines(rank(Predictions((row,), machine=in_use, is_running=True)))[0].startswith(start)
 
 
 @pytest.mark.parametrize(("seconds", "first"), [(120.0, "After 16 steps: 2 min left on"), (400.0, "News.")])
@@ -396,8 +396,8 @@ def test_remaining_time_of_running_fit_is_stated_once(seconds: float, first: str
 def test_unknown_length_includes_waits_for_the_loader() -> None:
     # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
     in_use = example_machine("CPU", 0.1, cycle_seconds=0.35)
-    one = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
-    ranking = rank(Predictions((one,), machine=in_use, is_running=True))
+    row = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
+    ranking = rank(Predictions((row,), machine=in_use, is_running=True))
     assert known(ranking.in_use).seconds / known(ranking.fastest).seconds == pytest.approx(0.35 / 0.26)
 
 
@@ -421,9 +421,9 @@ def test_time_limit_ranks_gpus_by_steps() -> None:
     ],
 )
 def test_bottleneck_other_than_gpu_has_a_remedy(values: dict[str, float], limit: str | None, words: str) -> None:
-    one = sure("L4", 3600, 2.0, **values)
-    assert rank(Predictions((one,))).limit == limit
-    assert words in lines_of(one)
+    row = sure("L4", 3600, 2.0, **values)
+    assert rank(Predictions((row,))).limit == limit
+    assert words in lines_of(row)
 
 
 @pytest.mark.parametrize(

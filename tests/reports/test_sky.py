@@ -107,11 +107,11 @@ def test_user_text_is_quoted_in_yaml() -> None:
 
 
 def test_every_shipped_offer_makes_a_task() -> None:
-    for one in load_offers():
-        found = resources(sky_task(one))
-        assert found["accelerators"].endswith(f":{one.num_gpus}")
-        assert " " not in found.get("instance_type", "")
-        assert found.get("cloud") == CLOUDS.get(one.provider.casefold())
+    for shipped in load_offers():
+        rented = resources(sky_task(shipped))
+        assert rented["accelerators"].endswith(f":{shipped.num_gpus}")
+        assert " " not in rented.get("instance_type", "")
+        assert rented.get("cloud") == CLOUDS.get(shipped.provider.casefold())
 
 
 COMMON = "T4 V100-SXM2-16GB L4 A10G L40S A100-SXM-40GB A100-SXM-80GB H100-SXM-80GB H200-SXM-141GB".split()
@@ -119,17 +119,7 @@ COMMON = "T4 V100-SXM2-16GB L4 A10G L40S A100-SXM-40GB A100-SXM-80GB H100-SXM-80
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_skypilot_name_finds_gpu_or_another_form(name: str) -> None:
-    if name in (
-        "T4",
-        "V100-SXM2-16GB",
-        "L4",
-        "A10G",
-        "L40S",
-        "A100-SXM-40GB",
-        "A100-SXM-80GB",
-        "H100-SXM-80GB",
-        "H200-SXM-141GB",
-    ):
+    if name in COMMON:
         assert gpu(sky_accelerator(name)).name == name
     assert "_" not in sky_accelerator(name)
     assert gpu(sky_accelerator(name)).architecture == gpu(name).architecture
@@ -137,9 +127,9 @@ def test_skypilot_name_finds_gpu_or_another_form(name: str) -> None:
 
 def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
     eight = offer(instance="big", num_gpus=8, usd_per_hour=4.0)  # $0.50 a GPU, but $4 to pay
-    one = offer(instance="small", usd_per_hour=0.9)
+    small = offer(instance="small", usd_per_hour=0.9)
     stale = offer(instance="old", usd_per_hour=0.1, date="2024-01-01")
-    assert machine_to_rent("a10g", [eight, one, stale]).instance == "small"
+    assert machine_to_rent("a10g", [eight, small, stale]).instance == "small"
     with pytest.raises(UnknownOfferError, match="No current offer of A10G; give a price file that has one"):
         machine_to_rent("A10G", [replace(eight, gpu="T4")])
     with pytest.raises(UnknownGpuError):

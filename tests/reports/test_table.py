@@ -33,7 +33,7 @@ def of(*predictions: Prediction) -> Predictions:
 def cells(predictions: Predictions) -> list[dict[str, str]]:
     """The rows of a table by the titles of its columns."""
     shown = grid(predictions)
-    return [dict(zip((one.title for one in shown.columns), row, strict=True)) for row in shown.rows]
+    return [dict(zip((column.title for column in shown.columns), row, strict=True)) for row in shown.rows]
 
 
 def printed(predictions: Predictions, width: int, *, verbose: bool = False) -> str:
@@ -173,7 +173,7 @@ def test_loader_is_bottleneck_if_slower_than_step() -> None:
     rows = cells(of(with_values(T4, loader_seconds=0.020), with_values(H100, loader_seconds=0.020)))
     assert [row["bound by"] for row in rows] == ["device", "loader"]
     assert cells(of(with_values(T4, verdict=replace(DEVICE, is_doubtful=True))))[0]["bound by"] == "device?"
-    assert [is_bound_by_links(one) for one in (ALONE, FOUR, EIGHT)] == [False, False, True]
+    assert [is_bound_by_links(row) for row in (ALONE, FOUR, EIGHT)] == [False, False, True]
 
 
 def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
@@ -197,7 +197,7 @@ def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
     tight, alike = of(waiting, with_values(cheaper, memory_fit="tight")), of(T4, with_values(T4, layout="L4"))
-    assert [list(folded_gpus(one)) for one in (in_use, tight, alike)] == [[], [], []]
+    assert [list(folded_gpus(predictions)) for predictions in (in_use, tight, alike)] == [[], [], []]
 
 
 def test_unknown_run_length_shows_1000_steps() -> None:
@@ -289,7 +289,7 @@ predictions_of_any_size = st.builds(
 )
 
 
-@given(st.lists(predictions_of_any_size, min_size=1, max_size=5, unique_by=lambda one: one.gpu))
+@given(st.lists(predictions_of_any_size, min_size=1, max_size=5, unique_by=lambda row: row.gpu))
 def test_plain_table_is_aligned_and_at_most_120_wide(predictions: list[Prediction]) -> None:
     lines = plain_table(Predictions(tuple(predictions), notes=("word " * 100,))).splitlines()
     assert max(map(len, lines)) <= 120
@@ -300,7 +300,7 @@ def test_plain_table_is_aligned_and_at_most_120_wide(predictions: list[Predictio
     assert all(line[place : place + 1] in ("", " ") for line in table for place in gaps)
 
 
-@given(st.lists(predictions_of_any_size, min_size=1, max_size=3, unique_by=lambda one: one.gpu))
+@given(st.lists(predictions_of_any_size, min_size=1, max_size=3, unique_by=lambda row: row.gpu))
 def test_markdown_rows_have_equal_numbers_of_cells(predictions: list[Prediction]) -> None:
     table = markdown_table(Predictions(tuple(predictions))).split("\n\n")[0].splitlines()
     assert len(table) == 2 + len(predictions)

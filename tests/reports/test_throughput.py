@@ -20,29 +20,29 @@ from lightning_predict.testing import SMALL_GPU, example_machine, example_predic
 SIZE = 1024
 
 
-def one(trace: Trace, gpu: object = "T4") -> Predictions:
+def predicted(trace: Trace, gpu: object = "T4") -> Predictions:
     return predict(trace, gpus=[gpu], iterations=1000, history=False)  # type: ignore[list-item]
 
 
 def test_mfu_is_flops_over_the_dense_peak_of_the_dtype() -> None:
     # Three products of 2 x 1024^3 FLOPs a step, in float32: 1 TFLOP/s on the SMALL.
-    found = one(example_trace(SIZE, samples=16), SMALL_GPU)["SMALL"]
-    assert found.model_flops == 3 * 2 * SIZE**3
-    assert found.mfu is not None
-    assert 0 < found.mfu <= 1
-    assert found.mfu == pytest.approx(3 * 2 * SIZE**3 / found.iteration_seconds / 1e12)
-    assert found.samples_per_second == pytest.approx(16 / found.iteration_seconds)
-    assert found.tokens_per_second is None
+    prediction = predicted(example_trace(SIZE, samples=16), SMALL_GPU)["SMALL"]
+    assert prediction.model_flops == 3 * 2 * SIZE**3
+    assert prediction.mfu is not None
+    assert 0 < prediction.mfu <= 1
+    assert prediction.mfu == pytest.approx(3 * 2 * SIZE**3 / prediction.iteration_seconds / 1e12)
+    assert prediction.samples_per_second == pytest.approx(16 / prediction.iteration_seconds)
+    assert prediction.tokens_per_second is None
 
 
 def test_the_measured_step_counts_where_there_is_one() -> None:
     trace = example_trace(SIZE, samples=16)
     measured = replace(trace, device="cuda:0", gpu_reported_name="Tesla T4", step_seconds=(0.1,))
-    found = one(measured)["T4"]
-    assert found.samples_per_second == pytest.approx(160)
-    assert found.mfu == pytest.approx(6 * SIZE**3 / 0.1 / gpu("T4").peak_flops_per_second["float32"])
-    values = metrics(one(measured))
-    assert values["predict/T4/mfu"] == pytest.approx(found.mfu)
+    prediction = predicted(measured)["T4"]
+    assert prediction.samples_per_second == pytest.approx(160)
+    assert prediction.mfu == pytest.approx(6 * SIZE**3 / 0.1 / gpu("T4").peak_flops_per_second["float32"])
+    values = metrics(predicted(measured))
+    assert values["predict/T4/mfu"] == pytest.approx(prediction.mfu)
     assert "predict/L4/mfu" not in metrics(predict(measured, gpus=["T4", "L4"], history=False))
 
 
@@ -50,14 +50,14 @@ def test_recomputed_products_do_not_count() -> None:
     trace = example_trace(SIZE)
     first = trace.operations[0]
     recomputed = replace(trace, operations=(*trace.operations, replace(first, phase="backward")))
-    assert one(recomputed)["T4"].model_flops == one(trace)["T4"].model_flops == 3 * 2 * SIZE**3
+    assert predicted(recomputed)["T4"].model_flops == predicted(trace)["T4"].model_flops == 3 * 2 * SIZE**3
 
 
 def test_eight_gpus_have_eight_times_the_flops_and_the_peak() -> None:
-    found = one(example_trace(SIZE, samples=4), "8xT4")["8xT4"]
-    assert found.model_flops == 8 * 3 * 2 * SIZE**3
-    assert found.mfu == pytest.approx(
-        found.model_flops / found.iteration_seconds / (8 * gpu("T4").peak_flops_per_second["float32"])
+    prediction = predicted(example_trace(SIZE, samples=4), "8xT4")["8xT4"]
+    assert prediction.model_flops == 8 * 3 * 2 * SIZE**3
+    assert prediction.mfu == pytest.approx(
+        prediction.model_flops / prediction.iteration_seconds / (8 * gpu("T4").peak_flops_per_second["float32"])
     )
 
 
@@ -65,38 +65,38 @@ def test_tokens_are_the_indices_of_sequences() -> None:
     table, indices = TensorInfo((100, SIZE), "float32"), TensorInfo((4, 128), "int64")
     looked_up = Operation(name="aten::embedding", phase="forward", inputs=(table, indices), outputs=())
     trace = example_trace(SIZE)
-    found = one(replace(trace, operations=(looked_up, *trace.operations)))["T4"]
-    assert found.tokens_per_second == pytest.approx(4 * 128 / found.iteration_seconds)
+    prediction = predicted(replace(trace, operations=(looked_up, *trace.operations)))["T4"]
+    assert prediction.tokens_per_second == pytest.approx(4 * 128 / prediction.iteration_seconds)
 
 
 def test_columns_are_added_by_name_or_title() -> None:
-    found = one(example_trace(SIZE, samples=16))
-    head = found.text(columns=["MFU", "samples_per_second"]).splitlines()[2].split()
+    predictions = predicted(example_trace(SIZE, samples=16))
+    head = predictions.text(columns=["MFU", "samples_per_second"]).splitlines()[2].split()
     assert {"MFU", "samples/s"} <= set(head)
-    assert "MFU" not in str(found)
+    assert "MFU" not in str(predictions)
     with pytest.raises(InvalidArgumentError, match="columns='speed' is no column; expected some of samples_per_second"):
-        found.text(columns=["speed"])
+        predictions.text(columns=["speed"])
 
 
 def test_column_shows_the_date_of_each_price() -> None:
-    found = one(example_trace(SIZE, samples=16))
-    date = found["T4"].price.priced_on
+    predictions = predicted(example_trace(SIZE, samples=16))
+    date = predictions["T4"].price.priced_on
     assert date is not None
-    assert "price of" in found.text(columns=["priced_on"])
-    assert date in found.text(columns=["priced_on"]).splitlines()[4]
+    assert "price of" in predictions.text(columns=["priced_on"])
+    assert date in predictions.text(columns=["priced_on"]).splitlines()[4]
 
 
 def test_step_and_loader_multiply_to_the_total() -> None:
     # 50,000 steps of 15.0 ms, each after a wait of 10.4 ms: 25.4 ms, 41 % of them for the loader.
     trace = example_trace(SIZE, samples=16, loader_seconds=(0.0104,))
-    found = predict(trace, gpus=["T4"], iterations=50_000, history=False)
-    own = found["T4"]
+    predictions = predict(trace, gpus=["T4"], iterations=50_000, history=False)
+    own = predictions["T4"]
     assert own.total_seconds == pytest.approx(50_000 * own.cycle_seconds)
     assert own.loader_share == pytest.approx(0.0104 / own.cycle_seconds)
-    printed = str(found)
+    printed = str(predictions)
     assert "with loader" in printed
     assert f"loader {own.loader_share:.0%}".replace("%", " %") in printed
-    assert "with loader" not in str(one(example_trace(SIZE)))
+    assert "with loader" not in str(predicted(example_trace(SIZE)))
 
 
 def test_bottleneck_includes_share_of_loader() -> None:
@@ -149,12 +149,14 @@ def test_a_total_that_differs_from_its_steps_is_explained(
         validation_iterations=0,
     )
     trace = replace(trace, batches=accumulated)
-    found = predict_workload(trace, layouts_of(["T4", "H100-SXM-80GB"]), work, Assumptions(history=()))
-    totals = [(one.total_seconds or 0.0, 50 * one.step_seconds) for one in found.values()]
+    predictions = predict_workload(trace, layouts_of(["T4", "H100-SXM-80GB"]), work, Assumptions(history=()))
+    totals = [(prediction.total_seconds or 0.0, 50 * prediction.step_seconds) for prediction in predictions.values()]
     is_wide = any(2 * pause > 0.1 * total for total, _ in totals)
-    assert ("the total has" in str(found)) is (is_wide or any(abs(total - own) > 0.1 * total for total, own in totals))
+    assert ("the total has" in str(predictions)) is (
+        is_wide or any(abs(total - own) > 0.1 * total for total, own in totals)
+    )
     assert (
-        "On every GPU, pauses, checkpoints and waits in validation take 0 ms to" in " ".join(str(found).split())
+        "On every GPU, pauses, checkpoints and waits in validation take 0 ms to" in " ".join(str(predictions).split())
     ) is (is_wide)
 
 

@@ -244,10 +244,10 @@ def test_single_unusual_run_counts_half_and_widens_the_total() -> None:
 def test_single_false_line_changes_a_total_by_no_more_than_its_neighbours_differ(actual_seconds: float) -> None:
     runs = [replace(RECORD, actual_seconds=seconds) for seconds in (110.0, 112.0, 114.0, 116.0, 118.0)]
     for number in range(len(runs) + 1):  # the last line, and others
-        found = run_correction(
+        correction = run_correction(
             [*runs[:number], replace(RECORD, actual_seconds=actual_seconds), *runs[number:]], "f", "T4"
         )
-        assert 1.10 <= known(found).run <= 1.14
+        assert 1.10 <= known(correction).run <= 1.14
 
 
 def test_interval_of_equal_measured_steps_is_not_empty() -> None:

@@ -47,7 +47,7 @@ WORKLOADS: Final[dict[str, dict[str, Any]]] = {
 def test_runs_match_kept_values(kept: Kept) -> None:
     plain = {"training_iterations": 1001, "validation_iterations": 53, "samples_per_iteration": 48}
     validation = replace(STEP, interval=Interval(0.1, 0.12, 0.2))
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for name, values in WORKLOADS.items():
         workload = Workload(**(plain | values))
         changed = {
@@ -56,10 +56,10 @@ def test_runs_match_kept_values(kept: Kept) -> None:
             f"{name}, accumulated": workload_per_replica(workload, replicas=1, accumulate=3),
             f"{name}, crowded": workload_with_shared_cores(workload, gpus_per_node=8, recorded=1, cores_per_node=20),
         }
-        for word, one in changed.items():
-            run = predict_run(STEP, one, validation, batches=3, replicas=4)
-            found[word] = run.cycle_seconds if run.total is None else ends(run.total)
-    kept("runs", found)
+        for word, work in changed.items():
+            run = predict_run(STEP, work, validation, batches=3, replicas=4)
+            by_name[word] = run.cycle_seconds if run.total is None else ends(run.total)
+    kept("runs", by_name)
 
 
 def record(samples: int, step: float, **values: Any) -> HistoryRecord:
@@ -82,11 +82,11 @@ def test_history_matches_kept_values(kept: Kept) -> None:
         record(32, 0.50, settings={"compiled": "yes"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
         record(32, 0.40, settings={"compiled": "no"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
     ]
-    found: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for fingerprint in "abc":
         for samples in (24, 500):
             correction = correction_for(records, fingerprint, STEP, model="m", samples=samples)
-            found[f"{fingerprint}, {samples}"] = [] if correction is None else [correction.step, correction.run]
+            by_name[f"{fingerprint}, {samples}"] = [] if correction is None else [correction.step, correction.run]
     gain = own_gain(records[:-1], records[-1])
-    found["own gain"] = [] if gain is None else [gain.sentence(records[-1])]
-    kept("history", found)
+    by_name["own gain"] = [] if gain is None else [gain.sentence(records[-1])]
+    kept("history", by_name)

@@ -37,10 +37,10 @@ def run_of(trace: Trace, *, seconds: float, date: str = "2026-11-20", **values: 
 def test_changed_run_reports_measured_and_predicted_gain() -> None:
     before = run_of(FLOAT32, seconds=0.02, foretold={"bf16-mixed": (1.6, 2.1, 2.8)})
     after = run_of(MIXED, seconds=0.0125, date="2026-11-21")
-    found = known(own_gain([before], after))
-    assert found.gain == pytest.approx(0.02 / 0.0125)
-    assert found.predicted_gain == Interval(1.6, 2.1, 2.8)
-    assert found.sentence(after) == (
+    gain = known(own_gain([before], after))
+    assert gain.gain == pytest.approx(0.02 / 0.0125)
+    assert gain.predicted_gain == Interval(1.6, 2.1, 2.8)
+    assert gain.sentence(after) == (
         f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-20 without it "
         "(predicted 2.10 (1.60 to 2.80))"
     )
@@ -75,9 +75,9 @@ def test_runs_with_other_differences_measure_nothing(earlier: HistoryRecord, why
 def test_gains_are_measured_in_samples_per_second() -> None:
     """Twice the batch in 1.5 times the time is 4/3 of the throughput."""
     once, twice = FLOAT32, replace(FLOAT32, samples=128)
-    found = known(own_gain([run_of(once, seconds=0.02)], run_of(twice, seconds=0.03)))
-    assert found.change == "batch_size"
-    assert found.gain == pytest.approx(4 / 3)
+    gain = known(own_gain([run_of(once, seconds=0.02)], run_of(twice, seconds=0.03)))
+    assert gain.change == "batch_size"
+    assert gain.gain == pytest.approx(4 / 3)
     both = replace(twice, batches=2)
     summed = own_gain([run_of(once, seconds=0.02)], run_of(both, seconds=0.03))
     assert known(summed).change == "accumulation"

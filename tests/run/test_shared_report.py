@@ -76,10 +76,10 @@ def test_each_impossible_or_private_value_is_named_with_its_place(
     document: dict[str, Any], keys: tuple[str | int, ...], value: object, message: str, tmp_path: Path
 ) -> None:
     write_report(tmp_path / "r.json", with_value(document, keys, value))
-    found = findings(tmp_path / "r.json")
-    assert found
+    problems = findings(tmp_path / "r.json")
+    assert problems
     with pytest.raises(AssertionError, match=message):
-        raise AssertionError("\n".join(found))
+        raise AssertionError("\n".join(problems))
 
 
 @pytest.mark.parametrize("own", ["ann-smith", "node17.lab"])
@@ -89,8 +89,8 @@ def test_names_of_this_machine_and_its_user_are_found(
     monkeypatch.setattr(getpass, "getuser", lambda: "ann-smith")
     monkeypatch.setattr(platform, "node", lambda: "node17.lab")
     write_report(tmp_path / "r.json", with_value(HOUR, ("parts", "steps", "reason"), f"lost {own} at 3"))
-    (found,) = findings(tmp_path / "r.json")
-    assert "names this machine or its user" in found
+    (problems,) = findings(tmp_path / "r.json")
+    assert "names this machine or its user" in problems
     write_report(tmp_path / "r.json", with_value(HOUR, ("parts", "steps", "reason"), f"lost some{own}s at 3"))
     assert findings(tmp_path / "r.json") == ()
 

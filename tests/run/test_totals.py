@@ -113,8 +113,8 @@ def test_totals_by_hand(
     ],
 )
 def test_interval_of_total_by_hand(step: StepPrediction, workload: Workload, total: Interval[float]) -> None:
-    found = known(predict_run(step, workload).total)
-    assert (found.low, found.middle, found.high) == pytest.approx((total.low, total.middle, total.high))
+    seconds = known(predict_run(step, workload).total)
+    assert (seconds.low, seconds.middle, seconds.high) == pytest.approx((total.low, total.middle, total.high))
 
 
 def test_whole_run_counts_finished_steps_at_the_pace_of_the_rest() -> None:
@@ -292,8 +292,8 @@ def shared(loader: Loader, *, gpus: int, workers: int, cores: int | None, record
 def test_more_workers_than_cores_slow_each_loader(
     gpus: int, workers: int, cores: int | None, recorded: int, slowdown: float
 ) -> None:
-    found = shared(Loader(seconds_per_batch=0.1), gpus=gpus, workers=workers, cores=cores, recorded=recorded)
-    assert found.seconds_per_batch == pytest.approx(0.1 * slowdown)
+    loader = shared(Loader(seconds_per_batch=0.1), gpus=gpus, workers=workers, cores=cores, recorded=recorded)
+    assert loader.seconds_per_batch == pytest.approx(0.1 * slowdown)
 
 
 @pytest.mark.parametrize(("overlaps", "step", "total"), [(True, 0.05, 0.2), (True, 0.5, 0.5), (False, 0.5, 0.7)])
