@@ -49,14 +49,6 @@ def _warn_state_lost(budget: CostBudget, error: Exception) -> None:
         warn(f"CostBudget: this checkpoint lacks the used amounts: {type(error).__name__}: {error}")
 
 
-def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
-    """Warn that the used amounts in a checkpoint are ignored."""
-    warn(
-        "CostBudget cannot read the used amounts from the checkpoint and counts from here: "
-        f"{type(error).__name__}: {error}"
-    )
-
-
 class CostBudget(FitCallback):
     """Keep a run within a budget of dollars, hours or kilograms of CO2, or before a deadline.
 
@@ -167,7 +159,13 @@ class CostBudget(FitCallback):
             fit.files.stated_seconds = state["seconds"]
         return state
 
-    @fallback_on_error(lambda: None, _say_state_is_unread)
+    @fallback_on_error(
+        lambda: None,
+        lambda _, error: warn(
+            "CostBudget cannot read the used amounts from the checkpoint and counts from here: "
+            f"{type(error).__name__}: {error}"
+        ),
+    )
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the used amounts from a checkpoint, unless `scope` is `run`."""
         self._account.load(state_dict, counts_earlier=self.scope == "cumulative")

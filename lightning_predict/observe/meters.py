@@ -508,10 +508,6 @@ def _price(usd_per_hour: float, source: str | None, warning: str | None = None) 
     return Rate(usd_per_hour, words if source is None else f"{words} ({source})", warning)
 
 
-def _usd_spent(terms: Terms, usd_per_hour: float) -> float:
-    return terms.charges.cost_usd(0.0, usd_per_hour)
-
-
 # --- CO2: the power of the machines and their grid
 
 
@@ -530,13 +526,9 @@ def _co2_rate(terms: Terms, machine: RentedMachine) -> Rate:
     )
 
 
-def _co2_in_words(kilograms: float) -> str:
-    return f"{significant(kilograms)} kg CO2"
-
-
 QUANTITIES: Final[dict[str, Quantity]] = {
-    "usd": Quantity(words=dollars, rate=price_rate, spent=_usd_spent),
+    "usd": Quantity(words=dollars, rate=price_rate, spent=lambda terms, price: terms.charges.cost_usd(0.0, price)),
     "hours": Quantity(words=_hours_in_words, rate=lambda terms, machine: Rate(1.0), parse=hours_of),  # noqa: ARG005
-    "kg_co2": Quantity(words=_co2_in_words, rate=_co2_rate),
+    "kg_co2": Quantity(words=lambda amount: f"{significant(amount)} kg CO2", rate=_co2_rate),
 }
 """Quantities by the name of the argument that sets a limit."""

@@ -125,14 +125,6 @@ class Recorded:
     optimizers: frozenset[int]
 
 
-def _never() -> int:
-    return 0
-
-
-def _unknown() -> None:
-    return None
-
-
 @final
 class StepLog:
     """All accumulation windows so far, and the kinds that were derived from the windows.
@@ -319,8 +311,8 @@ class StepRecorder:
         host_clock: Callable[[], float] | None = None,
         new_session: Callable[[], CaptureSession],
         optimizers: Sequence[object] = (),
-        autograd_nodes: Callable[[], int] = _never,
-        compilations: Callable[[], int] = _never,
+        autograd_nodes: Callable[[], int] = lambda: 0,
+        compilations: Callable[[], int] = lambda: 0,
         count: StepCounter,
     ) -> None:
         self.count = count
@@ -381,7 +373,7 @@ class StepRecorder:
         return True
 
     def on_batch_start(
-        self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = _unknown
+        self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = lambda: None
     ) -> None:
         """Prepare for the next training batch.
 

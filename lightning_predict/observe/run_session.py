@@ -444,18 +444,11 @@ class RunSession:
 
         from lightning_predict.prediction import predict_workload
 
-        def work_out() -> Predictions:
-            return predict_workload(
-                trace,
-                self.request.layouts,
-                rest.workload,
-                assumptions,
-                validation=self._validation,
-                forecast=rest.forecast,
-            )
-
+        given = trace, self.request.layouts, rest.workload, assumptions
         try:
-            predictions = run_with_timeout(longest, work_out)
+            predictions = run_with_timeout(
+                longest, lambda: predict_workload(*given, validation=self._validation, forecast=rest.forecast)
+            )
         except TimeoutError as error:
             own_error(error)
             raise LightningPredictError(

@@ -188,11 +188,6 @@ def ticks_apart(axis: Axis) -> list[float]:
     return shown
 
 
-def scale_note(axis: Axis) -> str:
-    """Return ` (logarithmic)`, a suffix for axis labels, if the axis is logarithmic; otherwise an empty string."""
-    return " (logarithmic)" if axis.logarithmic else ""
-
-
 def grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
     """Draw a grid line."""
     return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
@@ -289,7 +284,7 @@ def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = 
     sign = "$" if dollars else ""
     parts += [text_at(_LEFT - 8, y_axis.pixel(tick) + 4, sign + tick_text(tick), "end", "tick") for tick in y_ticks]
     both_log = x_axis.logarithmic and y_axis.logarithmic
-    note = " (both axes logarithmic)" if both_log else scale_note(x_axis)
+    note = " (both axes logarithmic)" if both_log else " (logarithmic)" if x_axis.logarithmic else ""
     parts.append(text_at((_LEFT + width) / 2, bottom + 40, unit + note, "middle", "axis"))
     return parts
 

@@ -100,16 +100,14 @@ def html_report(
 def _page() -> Template:
     return Environment(
         autoescape=True,
-        finalize=_without_controls,
+        finalize=lambda value: (
+            value if isinstance(value, Markup) or not isinstance(value, str) else visible_text(value)
+        ),
         loader=FileSystemLoader(Path(__file__).parent),
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=StrictUndefined,
     ).get_template("report.html.j2")
-
-
-def _without_controls(value: object) -> object:
-    return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _subtitle(predictions: Predictions, made_on: datetime.date) -> str:

@@ -230,13 +230,10 @@ def send_values(
         Each logger, with a warning if it failed.
     """
     for logger in loggers:
-        send = next((SENDERS[name] for name in SENDERS.keys() & _classes(logger)), _log_metrics)
+        special = (SENDERS[name] for name in SENDERS.keys() & _classes(logger))
+        send = next(special, lambda logger, values, step: logger.log_metrics(dict(values), step=step))
         refusals = _refused(logger, what, send, values(getattr(logger, "group_separator", "/")), step)
         yield logger, refusals[0] if refusals else None
-
-
-def _log_metrics(logger: Logger, values: Mapping[str, float], step: int) -> None:
-    logger.log_metrics(dict(values), step=step)
 
 
 def log_predictions(

@@ -157,10 +157,6 @@ class Predictions(AbstractPredictions):
             "predictions": [prediction.as_dict() for prediction in self.items_in_order],
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return `as_dict()`, under the method name that pandas uses."""
-        return self.as_dict()
-
     def to_json(self) -> str:
         """Return all predictions as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
