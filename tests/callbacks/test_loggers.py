@@ -50,6 +50,10 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
     assert text("run_budget/exceeded").endswith("of $20.00 (usd) are used")
     assert [scalar.value for scalar in events.Scalars("run_budget/exceeded")][-1] == 1.0
     assert events.Scalars("predict/T4/total_hours")
+    assert "| GPU |" in text("predict/table")
+    groups = [tag.partition("/")[0] for tag in sorted(events.Tags()["scalars"]) if "/" in tag]  # as its pages sort
+    assert list(dict.fromkeys(groups)) == ["predict", "run_budget"]
+    assert "predict/hours_left_here" in events.Tags()["scalars"]
 
 
 def test_csv(small: Small, tmp_path: Path) -> None:

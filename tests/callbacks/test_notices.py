@@ -1,4 +1,4 @@
-"""Notices of a budget: a webhook on the loopback, alerts of Weights & Biases, the scalars, and the order of groups."""
+"""Notices of a budget: a webhook on the loopback, and alerts of Weights & Biases."""
 
 import contextlib
 import json
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.callbacks import CostBudget
 from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.testing import Clock
-from tests.callbacks.small import Small, our_rows
+from tests.callbacks.small import Small
 from tests.callbacks.test_cost_budget import fit, timed_model
 
 
@@ -135,24 +135,3 @@ def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> N
     budget = CostBudget(usd=1e-9, usd_per_hour=1)
     fit(lightning, tmp_path, budget, logger=WandbLogger(tmp_path))
     assert alerts == [{"title": "CostBudget exceeded", "text": budget.stopping_reason, "level": "ERROR"}]
-
-
-def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path: Path, time: Clock) -> None:
-    logger = lightning.lightning.loggers.CSVLogger(tmp_path)
-    budget = CostBudget(usd=100, usd_per_hour=3600)
-    fit(lightning, tmp_path, budget, model=timed_model(lightning, time), logger=logger)
-    rows = [row for row in our_rows(logger) if row["run_budget/usd_left"]]
-    assert float(rows[0]["run_budget/usd_left"]) == 100 - float(rows[0]["run_budget/usd_used"])
-
-
-def test_tensorboard_shows_the_predictions_before_the_budget(lightning: Small, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = lightning.lightning.loggers.TensorBoardLogger(tmp_path)
-    predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2)
-    fit(lightning, tmp_path, [predictor, CostBudget(usd=100, usd_per_hour=1)], logger=logger)
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
-    groups = [tag.partition("/")[0] for tag in sorted(events.Tags()["scalars"]) if "/" in tag]  # as its pages sort
-    assert list(dict.fromkeys(groups)) == ["predict", "run_budget"]
-    assert "predict/hours_left_here" in events.Tags()["scalars"]

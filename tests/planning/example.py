@@ -125,12 +125,6 @@ def crowd(
     return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes), formulation=formulation)
 
 
-def without_intervals(problem: PlanningProblem) -> PlanningProblem:
-    """All times are exact."""
-    exact = tuple(replace(item, low_factor=1.0, high_factor=1.0, spreads={}) for item in problem.jobs)
-    return replace(problem, jobs=exact)
-
-
 def assert_allowed(problem: PlanningProblem, placements: Mapping[str, Placement]) -> None:
     """One machine type per node, no more nodes, GPUs and machines of a type than there are."""
     capacity = {machine.name: machine.num_gpus for machine in problem.machines}

@@ -13,8 +13,6 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
 from lightning_predict.own_weights.training.tables import Group
-from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
-from lightning_predict.weights.records import CROSS_GPU
 from tests.example_gpu import BIG, SMALL
 
 GPUS = {"SMALL": SMALL, "BIG": BIG}
@@ -72,18 +70,3 @@ def write_own_table(folder: Path, gpus: Sequence[Gpu], rows: int) -> None:
 def train_family(recipe: Recipe, groups: Sequence[Group], gpus: Mapping[str, Gpu], *, seed: int = 0) -> FamilyResult:
     """Train one family."""
     return train_families([recipe], groups, gpus, seed=seed)[recipe.family.name]
-
-
-def manifest_of_base(errors: Mapping[str, HeldOutError]) -> Manifest:
-    """A manifest of a base alone, with its errors by "operation/dtype/GPU" on GPUs that it never saw."""
-    entry = ManifestEntry(
-        sha256="0" * 64,
-        bytes=1,
-        gpu=CROSS_GPU,
-        operations=("linear",),
-        dtypes=("bfloat16",),
-        trained_on=(),
-        rows=10,
-        held_out_error=errors,
-    )
-    return Manifest(recipe="r", seed=0, files={file_name(CROSS_GPU): entry})
