@@ -83,6 +83,9 @@ def test_gpus_that_people_rent_own_or_measured_are_there(name: str) -> None:
         ("NVIDIA RTX A6000", "RTX-A6000"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb", "RTX-PRO-6000-Server-MIG-1g.24gb"),
+        ("NVIDIA GeForce RTX 5090 D", "RTX-5090"),
+        ("Tesla V100-SXM3-32GB", "V100-SXM2-32GB"),
     ],
 )
 def test_what_torch_reports_leads_to_the_gpu(reported: str, name: str) -> None:
@@ -196,7 +199,7 @@ def test_memory_that_is_no_size_is_refused(memory_bytes: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("H1000", "H100-SXM-80GB"), ("A100-PCIe", "A100-PCIe-40GB"), ("RTX-4900", "RTX-4090"), ("NVIDIA L4S", "L40S")],
+    [("H1000", "H100-SXM-80GB"), ("A100-PCIe", "A100-PCIe-40GB"), ("RTX-4900", "RTX-4090"), ("H20-3e", "H20-96GB")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UnknownGpuError) as caught:
