@@ -514,22 +514,19 @@ MOST_SOONER: Final = 3
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Yield a sentence with the faster, more expensive GPUs, each with the saved time and the extra cost."""
-    texts, on_frontier = [], {ranked.gpu for ranked in ranking.frontier}
+    texts = []
     for ranked in reversed(shorten_frontier(ranking.frontier, MOST_SOONER + 1)):
         saved = cheapest.seconds - ranked.seconds
         if ranked.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
             continue
         if ranking.in_use is not None and _is_slower(ranked, ranking.in_use):
             continue
-        name, scale = ranked.gpu, STEPS_SHOWN if ranking.per_iteration else 1
-        if ranked is ranking.fastest:
-            name = alternatives_text(
-                ranked.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier]
-            )
+        scale = STEPS_SHOWN if ranking.per_iteration else 1
         added = (_cost(ranked) - _cost(cheapest)) * scale
         dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
         sold = sold_together(ranked.prediction)
-        texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more{f' ({sold})' if sold else ''}")
+        sold = f" ({sold})" if sold else ""
+        texts.append(f"{ranked.gpu} is {duration(saved * scale)} sooner for {dollars} more{sold}")
     if texts:
         yield f"{'. '.join(texts)}."
 

@@ -287,6 +287,8 @@ def test_faster_gpus_state_saved_time_and_extra_cost() -> None:
     assert text.startswith("Rent an L4 ($2.00/h, ")
     assert "L40S is 2 h sooner for $0.50 more. H100-SXM-80GB is 3 h sooner for $1.00 more." in text
     assert "sooner" not in lines_of(sure("L40S", 13_968, 2.5), cheap)  # 3 %
+    perhaps = sure("A100-SXM-80GB", 3700, 9.0, spread=0.3)  # may be the fastest, but not for $1.00 more
+    assert ". H100-SXM-80GB is 3 h sooner for $1.00 more." in lines_of(fast, middling, cheap, perhaps)
 
 
 def machine(seconds: float, spread: float = 0.0, name: str = "CPU", **values: Any) -> MachineInUse:
