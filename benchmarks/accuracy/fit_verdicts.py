@@ -2,7 +2,8 @@
 
 The results of other tables have errors of predicted memory. A run whose memory was measured fits GPUs with at least
 this memory, and no others. `CARDS` are sizes of GPUs relative to the predicted memory, so their choice does not depend
-on the measurement. The width of the interval is fitted to all sources but one, and judged on that one. Example::
+on the measurement. The widths of both intervals, of recorded and of derived steps, are fitted to all sources but one,
+and judged on that one. Example::
 
     python -m benchmarks.accuracy.fit_verdicts --result benchmarks/results
 """
@@ -36,30 +37,43 @@ DEGREES: Final = 3
 MOSTLY_CONTEXT: Final = 1.5
 """Width of the interval of a process from which most of it is the CUDA context's: such steps say little of tensors."""
 
+FOUR_BITS: Final = ("nf4", "adapters-rtx-4080")
+"""Words of models, and tables, of weights in 4 bits."""
+
 QUANTITIES: Final = ("allocated memory", "reserved memory", "memory of the process")
 
 Ends = tuple[float, float]
 """Both ends of a 90 % interval of measured over predicted memory."""
 
+Source = tuple[str, str]
+"""Whether the steps are `recorded` or `derived`, and the table."""
+
 Judged = Sequence[tuple[float, bool]]
 """Predicted probability that a run fits, and whether it fits."""
 
 
-def ratios_of(folder: Path) -> Mapping[str, Sequence[float]]:
-    """Return measured over predicted memory of all published figures, by table."""
-    found = defaultdict[str, list[float]](list)
+def ratios_of(folder: Path) -> Mapping[Source, Sequence[float]]:
+    """Return measured over predicted memory of all published figures, by source."""
+    found = defaultdict[Source, list[float]](list)
     for path in sorted(folder.glob("*.json")):
         result = read_result(path.stem, folder)
         for table in result.tables:
             if any(table.title == f"{result.name}: {quantity}, each" for quantity in QUANTITIES):
-                error, width = table.columns.index("error %"), table.columns.index("width")
                 is_process = QUANTITIES[-1] in table.title
-                found[result.name] += [
-                    1 / (1 + float(row[error]) / 100)
-                    for row in table.rows
-                    if not is_process or float(row[width]) < MOSTLY_CONTEXT
-                ]
-    return {name: ratios for name, ratios in found.items() if ratios}
+                for cells in table.rows:
+                    row = dict(zip(table.columns, cells, strict=True))
+                    if not is_process or float(row["width"]) < MOSTLY_CONTEXT:
+                        found[kind_of(result.name, row), result.name].append(1 / (1 + float(row["error %"]) / 100))
+    return {key: found[key] for key in sorted(found, key=lambda source: (source[0] == "derived", source[1]))}
+
+
+def kind_of(table: str, row: Mapping[str, str]) -> str:
+    """Return `derived` for steps on several GPUs, compiled or with weights in 4 bits (`DERIVED`), else `recorded`."""
+    is_several = row["GPU"].partition("x")[0].isdigit()
+    is_derived = (
+        is_several or " compile" in row["setting"] or any(word in f"{table} {row['model']}" for word in FOUR_BITS)
+    )
+    return "derived" if is_derived else "recorded"
 
 
 def fitted(sources: Iterable[Sequence[float]]) -> Ends:
@@ -87,19 +101,19 @@ def brier(found: Judged) -> float:
     return statistics.fmean((chance - fits) ** 2 for chance, fits in found)
 
 
-def source_table(sources: Mapping[str, Sequence[float]], intervals: Mapping[str, Ends]) -> Table:
+def source_table(sources: Mapping[Source, Sequence[float]], intervals: Mapping[Source, Ends]) -> Table:
     """Judge each source by its interval, which the other sources give."""
-    table = report_table(
-        "Does it fit: each source left out", ("source",), ("n", "low", "high", "inside %", "Brier score")
-    )
-    scores = []
-    for name, own in sources.items():
-        ends = intervals[name]
-        inside = statistics.fmean(ends[0] <= ratio <= ends[1] for ratio in own)
-        scores.append((inside, brier(judged(ends, own))))
-        table.add_row(name, *_cells(len(own), ends, *scores[-1]))
-    means = (statistics.fmean(each) for each in zip(*scores, strict=True))
-    table.add_row("mean of the sources", *_cells(sum(map(len, sources.values())), fitted(sources.values()), *means))
+    title = "Does it fit: each source left out"
+    table = report_table(title, ("source",), ("n", "low", "high", "inside %", "Brier score"))
+    scores = defaultdict[str, list[tuple[float, float]]](list)
+    for (kind, name), own in sources.items():
+        ends = intervals[kind, name]
+        scores[kind].append((statistics.fmean(ends[0] <= one <= ends[1] for one in own), brier(judged(ends, own))))
+        table.add_row(f"{kind}: {name}", *_cells(len(own), ends, *scores[kind][-1]))
+    for kind, found in scores.items():
+        alike = [own for (other, _), own in sources.items() if other == kind]
+        means = (statistics.fmean(each) for each in zip(*found, strict=True))
+        table.add_row(f"{kind}: mean", *_cells(sum(map(len, alike)), fitted(alike), *means))
     return table
 
 
@@ -107,7 +121,7 @@ def _cells(count: int, ends: Ends, inside: float, score: float) -> tuple[str, ..
     return (str(count), *(f"{end:.2f}" for end in ends), f"{100 * inside:.0f}", f"{score:.3f}")
 
 
-def reliability_rows(found: Mapping[str, Judged]) -> Iterator[tuple[str, ...]]:
+def reliability_rows(found: Mapping[Source, Judged]) -> Iterator[tuple[str, ...]]:
     """Yield tenths of the probability, with the share of runs that fit; each source with the same weight."""
     for tenth in range(10):
         points = [
@@ -122,7 +136,7 @@ def reliability_rows(found: Mapping[str, Judged]) -> Iterator[tuple[str, ...]]:
             yield (f"{10 * tenth}-{10 * tenth + 10} %", str(len(points)), *(f"{100 * mean:.0f}" for mean in means))
 
 
-def reliability_table(found: Mapping[str, Judged]) -> Table:
+def reliability_table(found: Mapping[Source, Judged]) -> Table:
     """Compare the probability with the share of runs that fit."""
     table = report_table("Does it fit: by predicted probability", ("probability",), ("cards", "predicted %", "fit %"))
     for row in reliability_rows(found):
@@ -137,7 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     sources, console = ratios_of(options.results), ResultConsole(width=120)
-    others = {name: fitted(own for other, own in sources.items() if other != name) for name in sources}
+    others = {
+        (kind, name): fitted(own for (alike, other), own in sources.items() if alike == kind and other != name)
+        for kind, name in sources
+    }
     console.print(source_table(sources, others))
     console.print(reliability_table({name: judged(others[name], own) for name, own in sources.items()}))
     write_run(console, NAME, options.result)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import t as student
 
-from benchmarks.accuracy.fit_verdicts import CARDS, brier, fitted, judged, ratios_of, reliability_rows
+from benchmarks.accuracy.fit_verdicts import CARDS, brier, fitted, judged, kind_of, ratios_of, reliability_rows
 from benchmarks.result_files import Result, ResultTable, write_result
 from lightning_predict.base.interval import Interval
 from lightning_predict.memory.step_memory import fit_probability
@@ -21,7 +21,7 @@ def test_interval_is_that_of_the_ratios_however_many_a_source_has() -> None:
 
 def test_probability_of_ratios_that_follow_it_is_the_share_that_fits() -> None:
     found = judged(fitted([RATIOS]), RATIOS)
-    for _, count, predicted, fits in reliability_rows({"one": found}):
+    for _, count, predicted, fits in reliability_rows({("recorded", "one"): found}):
         assert int(count) >= len(RATIOS)
         assert float(predicted) == pytest.approx(float(fits), abs=3)
     assert brier(found) < brier([(0.5, fits) for _, fits in found]) == 0.25
@@ -35,12 +35,25 @@ def test_probability_is_that_of_a_prediction_with_the_same_interval() -> None:
 
 
 def test_processes_that_are_mostly_context_say_nothing_of_tensors(tmp_path: Path) -> None:
-    columns = ("model", "error %", "width")
-    rows = (("small", "-50.0", "1.90"), ("large", "+25.0", "1.30"))
+    columns = ("model", "GPU", "setting", "error %", "width")
+    rows = (("small", "T4", "", "-50.0", "1.90"), ("large", "T4", "", "+25.0", "1.30"))
     tables = [
         ResultTable(title=f"some: {quantity}, each", columns=columns, names=1, rows=rows)
         for quantity in ("memory of the process", "reserved memory", "time")
     ]
     result = Result(name="some", command="", date="", commit="", split="held out", tables=tuple(tables))
     write_result(result, tmp_path)
-    assert ratios_of(tmp_path) == {"some": [0.8, 2.0, 0.8]}
+    assert ratios_of(tmp_path) == {("recorded", "some"): [0.8, 2.0, 0.8]}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "setting", "kind"),
+    [
+        ("GPT-2", "T4", "ddp,recompute=full", "recorded"),
+        ("GPT-2", "4x8xL4", "", "derived"),
+        ("GPT-2", "T4", "ran compile-blocks", "derived"),
+        ("Qwen2.5-1.5B, nf4, eager", "T4", "", "derived"),
+    ],
+)
+def test_several_gpus_compiled_code_and_4_bits_are_derived(model: str, gpu: str, setting: str, kind: str) -> None:
+    assert kind_of("some", {"model": model, "GPU": gpu, "setting": setting}) == kind
