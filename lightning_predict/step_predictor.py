@@ -31,14 +31,7 @@ from lightning_predict.layouts.single_gpu import (
 )
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
-from lightning_predict.memory.step_memory import (
-    AS_RECORDED,
-    DERIVED,
-    MemoryNeed,
-    StepMemory,
-    memory_need,
-    step_memory,
-)
+from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.record.recorded_on import (
     check_predictable,
     code_path_notes,
@@ -429,19 +422,15 @@ def memory_need_of(
     return memory_need(
         layout,
         needed,
-        relative=_spread(one.relative, layout),
+        relative=one.relative,
         allocated_bytes=allocated,
-        relative_allocated=_spread(one.relative_allocated, layout),
+        relative_allocated=one.relative_allocated,
         releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         most_releasable_bytes=unused,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,
         least_filled_bytes=least,
     )
-
-
-def _spread(of_one_gpu: Interval[float], layout: Layout) -> Interval[float]:
-    return DERIVED if layout.count > 1 and of_one_gpu == AS_RECORDED else of_one_gpu
 
 
 def _on_layout(

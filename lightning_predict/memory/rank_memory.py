@@ -289,11 +289,11 @@ class RankMemory:
         if not gathered:
             return alone
         need = derived_memory(self._trace, rank.together)
-        reserved = _reserved_bytes(alone) + max(live_bytes(gathered, blocks.count), default=0)
-        tensors = _tensor_bytes(need)
+        beside, tensors = max(live_bytes(gathered, blocks.count), default=0), need.tensor_bytes
+        reserved = alone.tensor_bytes + alone.slack_bytes + beside
         need = replace(need, slack_bytes=max(reserved - tensors, need.workspace_bytes))
         # Segments of gathered units are free, and can be released, at the peak of the other tensors, or the other way.
-        apart = max(reserved - _reserved_bytes(alone) + _tensor_bytes(alone) - tensors, 0)
+        apart = max(beside + alone.tensor_bytes - tensors, 0)
         return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes + apart), "releasable_bytes")
 
 
@@ -321,14 +321,6 @@ def _runs_whole_model(strategy: Strategy) -> bool:
     """Return whether each rank holds the recorded storages of a whole batch."""
     is_divided = strategy.batch_parallel > 1 or strategy.expert > 1 or strategy.recompute != "none"
     return not is_divided and strategy.micro_batches in (None, 1)
-
-
-def _tensor_bytes(memory: StepMemory) -> int:
-    return memory.persistent_bytes + max(memory.temporary_bytes, memory.update_bytes)
-
-
-def _reserved_bytes(memory: StepMemory) -> int:
-    return _tensor_bytes(memory) + memory.slack_bytes
 
 
 def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:

@@ -166,7 +166,7 @@ def memory_need(
     Args:
         layout: The GPUs that share the step.
         needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
-        relative: Interval of `needed_bytes`, as factors.
+        relative: Interval of `needed_bytes`, as factors. That of a recorded step is `DERIVED` on several GPUs.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
         releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
@@ -179,6 +179,9 @@ def memory_need(
     if needed_bytes is None:
         return MemoryNeed()
     context = context_bytes(layout.gpu) if context is None else context
+    if layout.count > 1:
+        spreads = relative, relative_allocated
+        relative, relative_allocated = (DERIVED if one == AS_RECORDED else one for one in spreads)
     total = total_bytes(layout.gpu, reported_bytes)
     reserved = relative.scaled(needed_bytes)
     allocated = None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes)
@@ -278,21 +281,18 @@ class StepMemory(Deferred):
     relative: Interval[float] = AS_RECORDED
     relative_allocated: Interval[float] = AS_RECORDED
 
+    @property
+    def tensor_bytes(self) -> int:
+        """Peak of the tensors."""
+        return self.persistent_bytes + max(self.temporary_bytes, self.update_bytes)
+
     def bytes_on(self, gpu: Gpu) -> int:
         """Return the peak of reserved memory on one GPU."""
-        return max(self.moments_on(gpu))
+        return self.tensor_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
 
     def allocated_on(self, gpu: Gpu) -> int:
         """Return the peak of allocated memory on one GPU: tensors and workspaces, without free blocks."""
         return self.bytes_on(gpu) - self.slack_bytes + self.workspace_bytes
-
-    def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """Return reserved memory at the peak of forward and backward, and at the peak of the optimizer step.
-
-        Only the first value grows with the batch size.
-        """
-        always = self.persistent_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
-        return always + self.temporary_bytes, always + self.update_bytes
 
 
 def step_memory(trace: Trace) -> StepMemory | None:

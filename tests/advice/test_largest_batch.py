@@ -72,12 +72,6 @@ def test_largest_batch_does_not_depend_on_the_recorded_batch(recorded: int) -> N
     assert largest(kept(recorded)).batch_size == pytest.approx(largest(kept()).batch_size, rel=2 / 64)  # 1 / 64 each
 
 
-def test_largest_batch_grows_with_the_memory_of_the_gpu() -> None:
-    sizes = [largest(kept(), name).batch_size or 0 for name in ("T4", "L4", "L40S", "H200")]
-    assert sizes == sorted(sizes)
-    assert sizes[0] > 0
-
-
 def test_gradient_buckets_of_ddp_reduce_the_largest_batch() -> None:
     """DDP's buckets are as large as all gradients, 1 GiB: about ten samples of 100 MiB less."""
     alone, several = (largest(kept(), name).batch_size_at_50_percent or 0 for name in ("L4", "2xL4"))

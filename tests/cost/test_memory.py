@@ -178,13 +178,6 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
     assert len(calls) == 1
 
 
-def test_context_adds_to_allocator_memory() -> None:
-    more = context_bytes(T4.gpu).added(2.0 * GIBIBYTE)
-    need, plain = memory_need(T4, 8 * GIBIBYTE, context=more), memory_need(T4, 8 * GIBIBYTE)
-    assert known(need.process).middle == known(plain.process).middle + 2 * GIBIBYTE
-    assert need.reserved == plain.reserved
-
-
 def test_context_with_cuda_13_is_measured_on_turing_and_a_share_elsewhere() -> None:
     measured, estimated = (context_bytes(gpu(name), (2, 14)) for name in ("T4", "L4"))
     assert measured.middle == 141 * MEBIBYTE
@@ -287,8 +280,7 @@ PRODUCTS = replace(
 
 def tensor_bytes(trace: Trace) -> int:
     """Sum all tensors at the fullest moment of a step."""
-    memory = known(step_memory(trace))
-    return memory.persistent_bytes + max(memory.temporary_bytes, memory.update_bytes)
+    return known(step_memory(trace)).tensor_bytes
 
 
 def test_the_parts_add_up() -> None:
