@@ -229,7 +229,6 @@ OPERATIONS: Final = {
     "linear/float16": "matrix product, float16",
     "linear/float32": "matrix product, float32",
     "bmm/float32": "batched product, float32",
-    "attention/bfloat16": "fused attention, bfloat16",
     "conv2d/float32": "convolution, float32",
     "softmax/float32": "softmax, float32",
     "layer_norm/float32": "layer norm, float32",

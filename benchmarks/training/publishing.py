@@ -181,10 +181,10 @@ then fine-tuned on the measurements of its GPU.
 
 {chr(10).join(f"- {title}" for title in sources)}
 
-Triton attention kernels are left out. Several software builds of one GPU and shape count once, by their mean. Times of
-Python calls are taken as the root of the sum of squares of device time and launch. NeuSight's convolutions were timed
-while the launch of every call grew, row by row, from about 0.07 ms to 0.3 ms (V100) or 0.8 ms (P100, P4); it is taken
-off, calls that are mostly launch are left out, and the errors below are of what remains.
+Several software builds of one GPU and shape count once, by their mean. Times of Python calls are taken as the root of
+the sum of squares of device time and launch. NeuSight's convolutions were timed while the launch of every call grew,
+row by row, from about 0.07 ms to 0.3 ms (V100) or 0.8 ms (P100, P4); it is taken off, calls that are mostly launch are
+left out, and the errors below are of what remains.
 
 Problems are split by a hash of their shape: {100 * HELD_OUT_SHARE:.0f} % are held out for the table below and
 {100 * CALIBRATION_SHARE:.0f} % stop the training and set the intervals.
@@ -222,7 +222,7 @@ briefly): what to expect of the base on a GPU without measurements.
 
 ## Errors on held-out problems
 
-Of rows long enough to show the device: 4 us (16-bit products), 20 us (attention), and for timed calls 0.2 ms
+Of rows long enough to show the device: 4 us (16-bit products), and for timed calls 0.2 ms
 (0.1 ms for vector operations).
 
 {BESIDE}

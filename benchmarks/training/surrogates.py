@@ -3,8 +3,8 @@
 A recurrent layer is predicted through matrix products, the backward pass of a norm through its forward pass
 (`kernels/families`). A few hundred of them were measured, by others and on a few GPUs: too few to train on, enough
 to say how far such times are off; own measurements add to them. A factor of a proxy may rest on some of the
-rows: the factor of attention's backward pass on the H200's rows, the factors of norms and convolutions on their
-    medians. Example::
+rows: the factors of norms and convolutions on their medians, and five numbers of attention's formula on parts of its
+rows. Example::
 
     print(proxy_table(proxy_scores(Path("measurements"), models)))
 """
@@ -120,14 +120,14 @@ def _norms(row: Row) -> Iterator[Published]:
 
 
 def _attentions(row: Row) -> Iterator[Published]:
-    """List backward passes; forward ones have a network, and windows or unequal widths are not predicted."""
-    if row["window"] or row["head_dim"] != row["head_dim_v"] or not row["backward_ms"]:
+    """List passes with the mean of the widths of keys and values; windows are not predicted."""
+    if row["window"]:
         return
-    words = _words(row, "batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")
-    causal = float(row["mask"] != "no_mask")
-    yield _published(
-        row, operation_shape("attention_backward", _dtype(row), **words, causal=causal), row["backward_ms"]
-    )
+    words = _words(row, "batch", "heads", "kv_heads", "seq", "kv_seq")
+    words |= {"head_dim": sum(_words(row, "head_dim", "head_dim_v").values()) / 2, "causal": row["mask"] != "no_mask"}
+    for suffix, column in (("", "forward_ms"), ("_backward", "backward_ms")):
+        if row[column]:
+            yield _published(row, operation_shape(f"attention{suffix}", _dtype(row), **words), row[column])
 
 
 def _half_convolutions(row: Row) -> Iterator[Published]:

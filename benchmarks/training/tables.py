@@ -133,11 +133,6 @@ PUBLIC_TABLES: Final = (
         times={"latency_ms": ""},
     ),
     CONVOLUTION_PASSES,
-    TableKind(
-        file="attention.csv.gz",
-        words=same("batch", "heads", "kv_heads", "seq", "head_dim", "causal"),
-        times={"latency_ms": ""},
-    ),
     TableKind(file="vector.csv.gz", words=same("rows", "cols"), times={"latency_ms": ""}),
 )
 

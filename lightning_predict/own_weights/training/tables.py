@@ -109,9 +109,6 @@ OWN_TABLES: Final = tuple(
 )
 """Formats of the tables that `measuring/run.py` writes: one file per operation, with backward calls as rows."""
 
-LEFT_OUT_KERNELS: Final = frozenset({"triton"})
-"""Excluded kernels, which libraries do not use. Triton attention is up to 24 times slower."""
-
 
 @final
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
     for line in read_csv(path, MeasurementTableError, columns=needed):
         row = line.value
-        if row.get("kernel") in LEFT_OUT_KERNELS or was_eager(row):
+        if was_eager(row):
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
