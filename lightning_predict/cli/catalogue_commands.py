@@ -57,7 +57,11 @@ def gpus(
     ]
     if search is None:
         return _gpu_list(listed)
-    related = [row for row in listed if _has_word(row, search)]
+    related = [
+        row
+        for row in listed
+        if any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
+    ]
     try:
         found = find_gpu(search)
     except UnknownGpuError:
@@ -163,10 +167,6 @@ def _teraflops(row: Gpu, dtype: str) -> str:
     if peak is None:
         return "-"
     return f"{flops_to_teraflops(peak):,.4g}{' e' if dtype in row.emulated_dtypes else '  '}"
-
-
-def _has_word(row: Gpu, search: str) -> bool:
-    return any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
 
 
 def _gpu_lines(row: Gpu) -> Iterable[str]:

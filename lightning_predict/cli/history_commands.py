@@ -62,7 +62,7 @@ def history(
             records = read_history(path)
             kept = [record for record in records if not is_meant(record)]
             forgotten += len(records) - len(kept)
-            _rewrite(path, kept)
+            write_atomically(path, "".join(json.dumps(asdict(record)) + "\n" for record in kept).encode())
         where = history_path(file)
         return CommandAnswer(
             data=lambda: {"forgotten": forgotten, "path": str(where)},
@@ -99,10 +99,6 @@ def check_report(file: Path, /) -> CommandAnswer:
     return CommandAnswer(
         data=lambda: {"file": str(file), "findings": list(found)}, show=lambda: print(text), exit_code=int(bool(found))
     )
-
-
-def _rewrite(path: Path, records: Sequence[HistoryRecord]) -> None:
-    write_atomically(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
 
 
 def _runs(count: int) -> str:

@@ -68,9 +68,11 @@ def trace(
             cache, then the weights that ship).
         model: Options of a model by name.
     """
-    _check_options(
-        action, {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
-    )
+    given = {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
+    for name, value in given.items():
+        if value not in (None, False) and name not in _OPTIONS[action]:
+            of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} has no effect on trace {action}; it is for {of}.")
     file = Path(source if action == "import" or Path(source).is_file() else re.sub("[:/]", "-", source))
     read = _imported(file, step, gpu) if action == "import" else step_of_source(source, model).trace
     if action == "view":
@@ -103,13 +105,6 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "memory": frozenset({"gpu"}),
 }
 """Options that each action accepts."""
-
-
-def _check_options(action: str, options: Mapping[str, object]) -> None:
-    for name, value in options.items():
-        if value not in (None, False) and name not in _OPTIONS[action]:
-            of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} has no effect on trace {action}; it is for {of}.")
 
 
 def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:

@@ -192,7 +192,11 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
         world_size=world_size,
         num_nodes=num_nodes,
-        software=_software(profile),
+        software={
+            key: str(profile.header[key])
+            for key in ("cuda_runtime_version", "cuda_driver_version", "cupti_version")
+            if key in profile.header
+        },
         notes=(*_notes(operations), *_lost_kernels(profile), *_profile_notes(profile, loading)),
     )
 
@@ -435,11 +439,6 @@ def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | 
     return next((dtype for dtype, _ in casts.most_common() if dtype in _SHORT_DTYPES), None)
 
 
-def _software(profile: Profile) -> dict[str, str]:
-    keys = ("cuda_runtime_version", "cuda_driver_version", "cupti_version")
-    return {key: str(profile.header[key]) for key in keys if key in profile.header}
-
-
 def _notes(operations: Sequence[Operation]) -> Iterator[str]:
     total = sum(kernel.seconds for operation in operations for kernel in operation.kernels)
     if total <= 0:
@@ -466,7 +465,7 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
     """Return short names of the kernels with the most time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
-        name = _short_name(kernel.name)
+        name = _TAIL.sub("", kernel.name.removeprefix("void ")).rpartition("::")[2]
         seconds[name] = seconds.get(name, 0.0) + kernel.seconds
     names = sorted(seconds, key=lambda name: -seconds[name])
     return ", ".join(names[:NAMES_SHOWN]) + (
@@ -474,9 +473,5 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
     )
 
 
-def _short_name(name: str) -> str:
-    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
-    return _TAIL.sub("", name.removeprefix("void ")).rpartition("::")[2]
-
-
 _TAIL: Final = re.compile(r"[<(].*", re.DOTALL)
+"""Template arguments and parameters of a kernel's name."""

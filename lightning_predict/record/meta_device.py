@@ -270,7 +270,9 @@ class AutocastOnMeta:
         """Cast a tensor. Report the copy unless an earlier operation or the forward pass already made the copy."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
-        source = _whole_of(tensor)
+        base = tensor._base if tensor._is_view() else None
+        # A view of all elements: autocast casts before the view is created.
+        source = tensor if base is None or base.numel() != tensor.numel() else base
         key = (self._numbers.number(source), dtype)
         if only_copied and key not in self._copied:
             return tensor
@@ -294,9 +296,3 @@ def _is_castable(tensor: torch.Tensor) -> bool:
 
 def _castable(values: Args) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(values) if _is_castable(tensor)]
-
-
-def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the base tensor of a view of all its elements, because autocast casts before the view is created."""
-    base = tensor._base if tensor._is_view() else None
-    return tensor if base is None or base.numel() != tensor.numel() else base

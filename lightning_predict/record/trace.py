@@ -517,14 +517,12 @@ def _trace_to_json(trace: Trace) -> dict[str, Any]:
     operations = [_changed_fields(operation, tensors) for operation in trace.operations]
     rest = _changed_fields(replace(trace, operations=()), tensors)
     del rest["operations"]
-    rows = [_tensor_row(tensor) for tensor in tensors]
+    rows = [
+        [list(tensor.shape), tensor.dtype, tensor.id, tensor.device]
+        + ([] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes])  # a sparse tensor
+        for tensor in tensors
+    ]
     return {"format": FORMAT, "version": VERSION, **rest, "tensors": rows, "operations": operations}
-
-
-def _tensor_row(tensor: TensorInfo) -> list[Any]:
-    """Return a table row: four values, or six for a sparse tensor."""
-    stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
-    return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 
 
 def _changed_fields(record: Any, tensors: dict[TensorInfo, int]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A curve holds all predicted layouts of one GPU model. Efficiency is the throughput per GPU relative to the smallest
 layout. Example::
 
-    result = lp.predict(trace, names_up_to("8x8xH100-SXM-80GB"), strategy="fsdp")
+    result = lp.predict(trace, [one.name for one in layouts_up_to("8x8xH100-SXM-80GB")], strategy="fsdp")
     for curve in cost_curves(result):
         print(curve.gpu, curve.pays_up_to.name, curve.points[-1].efficiency)
 """
@@ -123,11 +123,6 @@ def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
     layouts = [Layout(largest.gpu, count) for count in dict.fromkeys([*inside, largest.gpus_per_node])]
     layouts += [replace(largest, nodes=count) for count in machines]
     return tuple({layout.name: layout for layout in [*layouts, largest]}.values())
-
-
-def names_up_to(layout: str | Layout) -> tuple[str, ...]:
-    """Return the names of the layouts of `layouts_up_to`."""
-    return tuple(each.name for each in layouts_up_to(layout))
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:

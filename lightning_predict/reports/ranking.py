@@ -208,7 +208,8 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
     # With a time limit, all GPUs take the same time, and differ in the number and the cost of steps.
     per_iteration = any(row.total_seconds is None or row.is_cut_off for row in predictions.values())
-    candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
+    each = ((prediction, *_time_and_cost(prediction, per_iteration)) for prediction in fitting)
+    candidates = [RankedGpu(prediction=prediction, time=time, cost_usd=cost) for prediction, time, cost in each]
     in_time: list[RankedGpu] = []
     if deadline_hours is not None and not per_iteration:
         in_time = [
@@ -608,11 +609,6 @@ def remarks(ranking: Ranking) -> Iterable[str]:
         yield f"Price unknown: {listed(ranking.without_price)}."
     if ranking.memory_unknown:
         yield "Memory unknown: whether the run fits was not checked."
-
-
-def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
-    time, cost = _time_and_cost(prediction, per_iteration)
-    return RankedGpu(prediction=prediction, time=time, cost_usd=cost)
 
 
 def _time_and_cost(line: TableLine, per_iteration: bool) -> tuple[Interval[float], float | None]:

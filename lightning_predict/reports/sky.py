@@ -89,12 +89,13 @@ def sky_task(
     """Write a SkyPilot task in YAML that rents the machine of an offer."""
     cloud = CLOUDS.get(offer.provider.casefold())
     machines = 1 if prediction is None else in_trays(prediction.layout).nodes
+    region = offer.region.replace(" ", "").lower() if cloud == "azure" and offer.region is not None else offer.region
     return write_sky_task(
         name=name,
         run=run,
         accelerators=f"{sky_accelerator(offer.gpu, offer.provider)}:{offer.num_gpus}",
         cloud=cloud,
-        region=None if cloud is None or offer.region is None else _region(cloud, offer.region),
+        region=None if cloud is None else region,
         instance_type=None if cloud is None else sky_instance(cloud, offer.instance),
         use_spot=offer.spot,
         num_nodes=None if machines == 1 else machines,
@@ -209,10 +210,6 @@ def sky_instance(cloud: str, instance: str) -> str | None:
     if cloud == "azure":
         return instance if instance.startswith("Standard_") else "Standard_" + instance.replace(" ", "_")
     return None
-
-
-def _region(cloud: str, region: str) -> str:
-    return region.replace(" ", "").lower() if cloud == "azure" else region
 
 
 def _comment(offer: Offer, cloud: str | None, prediction: Prediction | None) -> list[str]:

@@ -97,7 +97,7 @@ def name_in_use(name: str, predictions: AbstractPredictions) -> str:
 
 def bound_by(prediction: Prediction) -> str:
     """Return the bottleneck of a step, with a question mark if it is uncertain."""
-    if is_bound_by_loader(prediction):
+    if clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable:
         return "loader"
     verdict = prediction.verdict
     if verdict is not None and verdict.bound_by in ("links", "bubble"):
@@ -106,11 +106,6 @@ def bound_by(prediction: Prediction) -> str:
         return "links"
     bound = "host" if clearly_less(prediction.device_seconds, prediction.host_seconds) else "device"
     return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
-
-
-def is_bound_by_loader(prediction: Prediction) -> bool:
-    """Return whether the loader takes longer to load the batches of a step than the step takes."""
-    return clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
 
 
 def is_bound_by_links(prediction: Prediction) -> bool:

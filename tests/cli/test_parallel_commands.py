@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, names_up_to, table_of
+from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, layouts_up_to, table_of
 from tests.cli.conftest import Run
 from tests.workloads.gpt import Gpt, GptConfig
 
@@ -148,7 +148,8 @@ def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path
     words = ("curve", gpt, "--gpus", "2x4xH100-SXM-80GB", "--iterations", "1000", "--output", report)
     ran = run(*words)
     assert ran.code == 0
-    assert [line.split()[0] for line in ran.out.splitlines()[2:6]] == list(names_up_to("2x4xH100-SXM-80GB"))
+    sizes = [line.split()[0].removesuffix("H100-SXM-80GB") for line in ran.out.splitlines()[2:6]]
+    assert sizes == ["", "2x", "4x", "2x4x"]
     assert "Further GPUs save time" in ran.out
     page = report.read_text(encoding="utf-8")
     assert "More H100-SXM-80GB" in page
@@ -162,8 +163,8 @@ def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path
 
 
 def test_curve_doubles_gpus_within_machines_first() -> None:
-    assert names_up_to("3x8xL4") == ("L4", "2xL4", "4xL4", "8xL4", "2x8xL4", "3x8xL4")
-    assert names_up_to("6xT4") == ("T4", "2xT4", "4xT4", "6xT4")
+    assert [layout.name for layout in layouts_up_to("3x8xL4")] == ["L4", "2xL4", "4xL4", "8xL4", "2x8xL4", "3x8xL4"]
+    assert [layout.name for layout in layouts_up_to("6xT4")] == ["T4", "2xT4", "4xT4", "6xT4"]
 
 
 def test_gpus_pay_off_while_each_adds_half_a_gpu() -> None:
@@ -192,7 +193,7 @@ def test_curve_says_whether_time_or_money_is_saved(last: float, saved: str) -> N
 
 
 def test_a_curve_is_priced(gpt: Path) -> None:
-    names = names_up_to("4xL4")
+    names = ["L4", "2xL4", "4xL4"]
     result = lp.predict(lp.Trace.load(str(gpt)), names, usd_per_hour=2.0, history=False)
     (curve,) = cost_curves(result)
     for point in curve.points:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import lightning_predict
-from lightning_predict.base.answers import CommandAnswer, aligned, json_value
+from lightning_predict.base.answers import CommandAnswer, json_value
 from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError, LightningPredictError
 from lightning_predict.base.model_options import ModelOptions
@@ -151,25 +151,15 @@ def test_shell_completes_commands_and_options(shell: str, run: Run) -> None:
     assert all(word in text for word in (*COMMANDS, "deadline-hours"))
 
 
-def test_importing_the_command_line_loads_nothing_heavy() -> None:
-    heavy = ("torch", "numpy", "lightning", "jsonargparse", "yaml", "matplotlib")
-    loaded = python(f"import sys, lightning_predict.cli; print(*[name for name in {heavy} if name in sys.modules])")
-    assert loaded.split() == []
-
-
 @pytest.mark.parametrize("words", [["--help"], ["gpus"], ["gpus", "T4"], ["predict", "--help"]])
 def test_simple_commands_load_no_prediction_code(words: list[str]) -> None:
-    heavy = ("torch", "numpy", "lightning", "yaml", "matplotlib", "requests", "safetensors")
+    heavy = ("torch", "numpy", "lightning", "jsonargparse", "yaml", "matplotlib", "requests", "safetensors")
     ours = ("kernels", "timeline", "record", "layouts", "reports", "prediction", "weights")
     names = (*heavy, *(f"lightning_predict.{name}" for name in ours))
     code = f"from lightning_predict.cli import main; main({words!r}); import sys; print('\\n', *sys.modules)"
     loaded = set(python(code).splitlines()[-1].split())
     assert "lightning_predict.cli.parsing" in loaded
     assert [name for name in names if name in loaded] == []
-
-
-def test_aligned_columns() -> None:
-    assert aligned(["a", "bb"], [["ccc", "1"]], right={1}) == "a    bb\n---  --\nccc   1"
 
 
 @pytest.mark.parametrize(("module", "words"), [(catalogue_commands, ["gpus"]), (script_commands, ["run", "train.py"])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,8 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
     base = name.name.removeprefix("timm/").partition(".")[0]  # the part after the point names the weights
     if not timm.is_model(base):
         raise InvalidArgumentError(_unknown(name, timm.list_models(), "timm", timm.__version__))
-    own |= {} if options.image_size is None or not _has_size(timm, base) else {"img_size": options.image_size}
+    has_one_size = timm.get_pretrained_cfg(base).to_dict().get("fixed_input_size")  # as most transformers do
+    own |= {"img_size": options.image_size} if options.image_size is not None and has_one_size else {}
     with on_meta(dtype_of_model(options)):
         model = timm.create_model(base, pretrained=False, **own)
     channels, height, width = model.default_cfg["input_size"]
@@ -36,11 +36,6 @@ def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
         model.set_grad_checkpointing(True)
         details.append("gradient checkpointing")
     return _classifier(model, (channels, height, width), options, details)
-
-
-def _has_size(timm: Any, name: str) -> bool:
-    """Return whether a model requires one image size, as most transformers do."""
-    return bool(timm.get_pretrained_cfg(name).to_dict().get("fixed_input_size", False))
 
 
 def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
