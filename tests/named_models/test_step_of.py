@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.base.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.cli import main
 from lightning_predict.record import sources
-from lightning_predict.record.named_models import built, transformers_models
+from lightning_predict.record.named_models import built, step, transformers_models
 from lightning_predict.record.trace import Trace
 
 GPT2 = {
@@ -466,3 +466,16 @@ def test_every_command_takes_a_model_by_name(words: list[str], gpt2: str, capsys
     place = words.index("memory") + 1 if "memory" in words else len(words) if "--like" in words else 1
     assert main([*words[:place], gpt2, *words[place:], "--length", "64"]) == 0
     assert capsys.readouterr().out
+
+
+def test_a_model_whose_step_fails_is_named_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss() -> torch.Tensor:
+        raise RuntimeError("Expected target size [1, 5120], got [1]")
+
+    named = built.NamedStep(model=nn.Linear(2, 2), loss=loss, batch="1 image")
+    monkeypatch.setitem(step._BUILDERS, "hf", lambda name, options: named)
+    with pytest.raises(
+        CaptureError,
+        match=r"hf:gpt2 has no training step that runs \(RuntimeError: Expected .*\)\. Record your own step with lp",
+    ):
+        lp.step_of("hf:gpt2", length=8)

@@ -18,7 +18,12 @@ from typing import Final
 import torch
 from torch import nn
 
-from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError, MissingDependencyError
+from lightning_predict.base.errors import (
+    CaptureError,
+    InvalidArgumentError,
+    LightningPredictError,
+    MissingDependencyError,
+)
 from lightning_predict.record.named_models.built import NamedStep
 from lightning_predict.record.named_models.diffusion_models import diffusers_step
 from lightning_predict.record.named_models.image_models import timm_step, torchvision_step
@@ -105,10 +110,12 @@ def step_of(
     )
     name = parse_model_name(model)
     with _quiet_transformers():
-        built = _built(name, options)
+        with _names_model(name, InvalidArgumentError, "could not be built"):
+            built = _BUILDERS[name.library](name, options)
         step = _step(built, _optimizers(OPTIMIZERS[optimizer], built.model), options)
         told = None if lora or options.recipes else options.numbers().word
-        trace = capture(step, samples_per_step=batch_size, precision=told)
+        with _names_model(name, CaptureError, "has no training step that runs"):
+            trace = capture(step, samples_per_step=batch_size, precision=told)
     words = tuple(kernels.split(",") if isinstance(kernels, str) else kernels)
     return replace(trace, assumed_kernels=words, notes=(_described(name, built, options), *trace.notes))
 
@@ -126,15 +133,16 @@ def _quiet_transformers() -> Iterator[None]:
         logging.disable(before)
 
 
-def _built(name: ModelName, options: StepOptions) -> NamedStep:
-    """Build the model, and convert errors of the library to ours."""
+@contextmanager
+def _names_model(name: ModelName, kind: type[LightningPredictError], fails: str) -> Iterator[None]:
+    """Convert errors of a library to ours, which name the model."""
     try:
-        return _BUILDERS[name.library](name, options)
+        yield
     except LightningPredictError:
         raise
     except Exception as error:
-        raise InvalidArgumentError(
-            f"{name.text} could not be built ({type(error).__name__}: {error}). Record your own step with lp.capture."
+        raise kind(
+            f"{name.text} {fails} ({type(error).__name__}: {error}). Record your own step with lp.capture."
         ) from error
 
 
