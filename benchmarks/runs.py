@@ -139,6 +139,8 @@ _VALIDATION: Final = "validation"
 RUNS: Final[Mapping[str, Run]] = {
     run.name: run
     for run in (
+        _table("large-steps", "fitted", "differences of pace, the framework's host, overlap costs", needs=_VALIDATION),
+        _table("gains", "fitted", "factors of some changes", needs=_VALIDATION, packages=("transformers",)),
         _table("tutorial", "held out"),
         _table("finetuning", "held out"),
         _table("segmentation", "held out"),
@@ -173,7 +175,6 @@ RUNS: Final[Mapping[str, Run]] = {
         _table("torchtitan-large", "held out"),
         _table("ibm", "held out"),
         _table("kempner", "held out"),
-        _table("large-steps", "fitted", "differences of pace, the framework's host, overlap costs", needs=_VALIDATION),
         _table("several-cards", "fitted", "shares of a link's rate by kind of machine", needs=_VALIDATION,
                copies_allowed=False),
         _table("memory", "held out", "form of the interval", needs=_VALIDATION, copies_allowed=False),
@@ -185,7 +186,6 @@ RUNS: Final[Mapping[str, Run]] = {
         _table("fms", "held out", needs=_VALIDATION, packages=("transformers", "peft")),
         _table("reported-cases", "fitted", "width of memory's intervals on two of the sources; no other number",
                needs="cases", packages=("transformers", "timm", "diffusers", "peft"), is_quick=False),
-        _table("gains", "fitted", "factors of some changes", needs=_VALIDATION, packages=("transformers",)),
         _other("regressions", "accuracy.regressions", "--data", "DATA", copies_allowed=False),
         _other("rest-of-run", "accuracy.rest_of_run"),
         _other("fit-verdicts", "accuracy.fit_verdicts", split="fitted", fitted="the width of memory's intervals"),

@@ -29,6 +29,7 @@ from torch import nn
 
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.base.ties import clearly_less
 from lightning_predict.base.units import minutes_to_seconds
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
@@ -38,7 +39,7 @@ from lightning_predict.observe.watched_loop import watch
 from lightning_predict.own_weights.measuring.clock import SHAPE_SECONDS, own_stream, time_call
 from lightning_predict.own_weights.measuring.main_rates import MainRates, comparison, measure_main_rates
 from lightning_predict.own_weights.measuring.run import measure, name_of
-from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, measured_shares
+from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, library_steps, measured_shares
 from lightning_predict.own_weights.training.factors import log_residuals
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.prediction import predict
@@ -68,7 +69,8 @@ FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384
 
 STEP_SECONDS: Final = 150.0
-"""Seconds that are reserved for whole steps at the end, most of them for compilation."""
+SECONDS_OF_A_STEP: Final = 8.0
+"""Seconds reserved at the end for our own whole steps, most of them for compilation, and for each of a library."""
 
 
 Facts = Mapping[str, object]
@@ -372,7 +374,8 @@ def _rates(_left: float) -> Facts:
 
 def _operators(left: float) -> Facts:
     """Measure operations, most useful operations first, in the time that whole steps leave."""
-    minutes = max(left - STEP_SECONDS, 0.25 * left) / minutes_to_seconds(1.0)
+    reserved = STEP_SECONDS + SECONDS_OF_A_STEP * len(library_steps())
+    minutes = max(left - reserved, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
         gpu = find_gpu(name_of("cuda", None))
@@ -419,21 +422,25 @@ def _steps(left: float) -> Facts:
     """Compare the predicted and measured time of whole steps. A step that fails has the reason."""
     name = name_of("cuda", None)
     until = time.monotonic() + left
+    others = library_steps()
     facts: dict[str, object] = {}
-    for model, kind in STEPS_TO_TIME:
+    apart = frozenset([*others][1::2])  # from which nothing is to be learned, so that they can score what was
+    for model, kind in (*STEPS_TO_TIME, *((model, "eager") for model in others)):
+        words = f"{model} {kind}"
         if time.monotonic() >= until:
-            facts[f"{model} {kind}"] = "no time left"
+            facts[words] = "no time left"
             continue
         try:
-            facts[f"{model} {kind}"] = _step(model, kind, name)
+            step = _step((TYPICAL_STEPS | others)[model], kind, name)
+            facts[words] = {**step, "kept_apart": model in apart} if model in others else step
         except Exception as error:  # other steps may still work
-            facts[f"{model} {kind}"] = f"{type(error).__name__}: {error}"
+            facts[words] = f"{type(error).__name__}: {error}"
         torch.cuda.empty_cache()
     return facts
 
 
-def _step(model: str, kind: str, name: str) -> Facts:
-    step = TYPICAL_STEPS[model](_cuda(), capturable=kind == "CUDA graph")
+def _step(make: Callable[..., Callable[[], None]], kind: str, name: str) -> Facts:
+    step = make(_cuda(), capturable=kind == "CUDA graph")
     if kind == "compiled":
         step = torch.compile(step)
     elif kind == "CUDA graph":
@@ -451,7 +458,7 @@ def _step(model: str, kind: str, name: str) -> Facts:
         "error": predicted.iteration_seconds / measured - 1,
         "is_inside": predicted.iteration_seconds_low <= measured <= predicted.iteration_seconds_high,
         "own_rates_seconds": own,
-        "own_rates_help": abs(own - measured) < abs(predicted.iteration_seconds - measured),
+        "own_rates_help": clearly_less(abs(own - measured), abs(predicted.iteration_seconds - measured)),
         "kernels": len(trace.kernels),
         "notes": list(trace.notes),
         "recording": recording_text(trace),

@@ -1,8 +1,8 @@
-"""Micro-benchmarks of operations: random shapes, and the torch calls to time.
+"""Micro-benchmarks of operations: shapes, and the torch calls to time.
 
-Sizes are drawn log-uniformly, mostly from the range of real models. The calls are the forward pass, and each part of
-the backward pass under its own name. All tensors are created before a call, so only the operation is timed. To add an
-operation, add a row to `BENCHMARKS`. Example::
+Shapes are those of named models (`shapes.csv.gz`); sizes of an operation of no such model are drawn log-uniformly. The
+calls are the forward pass, and each part of the backward pass under its own name. All tensors are created before a
+call, so only the operation is timed. To add an operation, add a row to `BENCHMARKS`. Example::
 
     >>> shapes = draw_shapes("linear", 3, seed=0)
     >>> len(shapes), sorted(shapes[0])
@@ -14,11 +14,14 @@ operation, add a row to `BENCHMARKS`. Example::
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Final, final
 
 import torch
@@ -588,8 +591,43 @@ def benchmark_of(operation: str) -> Benchmark:
     return benchmark
 
 
+BATCHES: Final = (0.25, 0.5, 2.0, 4.0)
+"""Factors on the first size of a network's shape, its batch size, once each of these shapes was drawn."""
+
+
+@cache
+def network_shapes() -> Mapping[str, tuple[Words, ...]]:
+    """Return shapes of operations in training steps of 140 named models, the longest calls most often.
+
+    `benchmarks/training/network_shapes.py` collects them. The first size of a shape is that of the batch.
+    """
+    shapes: dict[str, list[Words]] = {}
+    with gzip.open(Path(__file__).with_name("shapes.csv.gz"), "rt", encoding="utf-8") as file:
+        for operation, *words in csv.reader(file):
+            pairs = (word.partition("=") for word in words)
+            shapes.setdefault(operation, []).append({name: int(value) for name, _, value in pairs})
+    return {operation: tuple(own) for operation, own in shapes.items()}
+
+
+def known_shapes(operation: str) -> tuple[Words, ...]:
+    """Return an operation's shapes in networks; of one on matrices that networks lack, those of the others."""
+    known = network_shapes()
+    if operation in known or operation not in MATRICES:
+        return known.get(operation, ())
+    return tuple(shape for other in sorted(known.keys() & MATRICES.keys()) for shape in known[other])
+
+
 def draw_shapes(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Return `count` random shapes of an operation; they depend only on the seed."""
+    """Return `count` shapes of an operation, which depend only on the seed.
+
+    They are the shapes of networks, then the same with other batch sizes; random ones if networks have none.
+    """
     benchmark = benchmark_of(operation)
-    draw = random.Random(f"{operation} {seed}")
-    return [benchmark.draw(draw) for _ in range(count)]
+    draw, known = random.Random(f"{operation} {seed}"), known_shapes(operation)
+    shapes: list[Words] = []
+    while len(shapes) < count and known:
+        is_first = not shapes
+        for words in draw.sample(known, len(known)):
+            first, size = next(iter(words.items()))
+            shapes.append({**words, first: size if is_first else max(round(draw.choice(BATCHES) * size), 1)})
+    return shapes[:count] if known else [benchmark.draw(draw) for _ in range(count)]

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Final, TypedDict, final
@@ -157,9 +157,11 @@ def measure(
     _check_arguments(operations, dtypes, shapes, minutes, shape_seconds)
     check_device(device)
     tables = _Run(Path(folder), operations, name_of(device, gpu), device, shape_seconds, is_trial)
-    requested = shapes_by_worth(
-        operations, dtypes, shapes, seed=seed, is_possible=lambda one: tables.reason_to_skip(one) is None
+    tried = _on_processor if is_trial else lambda shape: shape
+    order = shapes_by_worth(
+        operations, dtypes, shapes, seed=seed, is_possible=lambda shape: tables.reason_to_skip(tried(shape)) is None
     )
+    requested = list(dict.fromkeys(map(tried, order)))
     due = [one for one in requested if not tables.has(one)]
     if announce is not None:
         record = tables.record
@@ -280,6 +282,14 @@ def _is_large(shape: ShapeToMeasure) -> bool:
     """Return whether a call takes seconds on a CPU."""
     batch = shape_batch(shape.operation, shape.dtype, **shape.parameters)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
+
+
+def _on_processor(shape: ShapeToMeasure) -> ShapeToMeasure:
+    """Halve the batch size until a CPU takes no seconds."""
+    first, size = next(iter(shape.parameters.items()))
+    if size == 1 or not _is_large(shape):
+        return shape
+    return _on_processor(replace(shape, parameters={**shape.parameters, first: size // 2}))
 
 
 class RowCounts(TypedDict):

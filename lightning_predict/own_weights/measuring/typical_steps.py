@@ -1,4 +1,4 @@
-"""Training steps of ResNet-50, GPT-2 and BERT-large, built without other packages, and how far tables measure them.
+"""Training steps to measure: ResNet-50, GPT-2 and BERT-large, built here, and models of timm and transformers.
 
 Example::
 
@@ -10,7 +10,9 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape, network_spec, surrogates_of
+from lightning_predict.record.named_models.names import shipped
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
 
@@ -99,12 +102,75 @@ def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, ca
     return step
 
 
-TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
+TYPICAL_STEPS: Final[dict[str, Callable[..., Step]]] = {
     "resnet50": partial(_step, _resnet50, (128, 3, 224, 224), 1000),
     "gpt2": partial(_step, partial(_Language, 12, 768, 50257, is_causal=True), (8, 1024), 50257),
     "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
 }
 """Makers of training steps by name. Each takes the device of the step, and `capturable`."""
+
+
+IMAGE_STEPS: Final[Mapping[str, int]] = {
+    "resnext50_32x4d": 64,
+    "densenet121": 64,
+    "deit3_small_patch16_224": 128,
+    "convnextv2_tiny": 64,
+    "swinv2_tiny_window8_256": 64,
+    "mobilenetv3_large_100": 128,
+    "beit_base_patch16_224": 64,
+    "tf_efficientnetv2_s": 32,
+    "maxvit_tiny_tf_224": 32,
+    "regnetx_032": 64,
+    "mvitv2_tiny": 64,
+    "dm_nfnet_f0": 32,
+    "eva02_small_patch14_224": 64,
+    "coatnet_0_rw_224": 64,
+    "levit_256": 128,
+    "mixer_b16_224": 64,
+}
+"""Batch sizes of models of timm; of each family one."""
+
+TEXT_STEPS: Final[Mapping[str, Shape]] = {
+    "Qwen/Qwen2.5-0.5B": (4, 1024),
+    "FacebookAI/roberta-base": (32, 256),
+    "meta-llama/Llama-3.2-1B": (2, 2048),
+    "EleutherAI/pythia-410m": (4, 1024),
+    "facebook/opt-125m": (16, 1024),
+    "microsoft/deberta-v3-base": (16, 256),
+}
+"""Batch sizes and lengths of language models of transformers, whose configurations ship with this package."""
+
+
+class _Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.model(input_ids=tokens).logits
+        return found.flatten(0, 1)
+
+
+def library_steps() -> dict[str, Callable[..., Step]]:
+    """Return makers of training steps by name, as `TYPICAL_STEPS`, of the models whose libraries are installed."""
+    found: dict[str, Callable[..., Step]] = {}
+    with suppress(ImportError):
+        timm = import_module("timm")
+        for name, batch in IMAGE_STEPS.items():
+            shape = (batch, *timm.get_pretrained_cfg(name).input_size)
+            found[name] = partial(_step, partial(timm.create_model, name), shape, 1000)
+    with suppress(ImportError):
+        transformers = import_module("transformers")
+        for name, sizes in TEXT_STEPS.items():
+            words = shipped("hf", name).config
+            config = transformers.AutoConfig.for_model(**words, use_cache=False)
+            maker = getattr(transformers, words["architectures"][0])
+            found[name] = partial(_step, partial(_text, maker, config), sizes, config.vocab_size)
+    return found
+
+
+def _text(maker: Callable[[object], nn.Module], config: object) -> nn.Module:
+    return _Logits(maker(config))
 
 
 RECORDED_AFTER: Final = 12

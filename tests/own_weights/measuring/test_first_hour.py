@@ -26,7 +26,7 @@ from lightning_predict.own_weights.first_hour import (
 )
 from lightning_predict.own_weights.measuring import run
 from lightning_predict.own_weights.measuring.run import measure
-from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS
+from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, library_steps
 from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, read_own_tables
 from lightning_predict.record.recording import capture
 from lightning_predict.run.shared_report import findings
@@ -182,8 +182,9 @@ def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.Monkey
     as_cuda.setattr(module, "name_of", lambda device, gpu: "T4")
     as_cuda.setattr(module, "measured_shares", lambda *found: {"gpt2": 0.5})
     as_cuda.setattr(run, "time_call", by_graph)
+    as_cuda.setattr(module, "library_steps", lambda: dict.fromkeys(("levit_256", "densenet121")))
     facts: Any = module._operators(600.0)
-    assert asked == [pytest.approx(7.5)]  # 150 s are kept for whole steps
+    assert asked == [pytest.approx((600 - 150 - 2 * 8) / 60)]  # for whole steps of ours, and 8 s for each of a library
     assert len(facts["tables"]["own_add"]["rows"]) == facts["rows"]
     assert facts["tables"]["own_add"]["columns"][:3] == ["gpu", "op", "dtype"]
     assert facts["shares"] == {"gpt2": 0.5}
@@ -209,6 +210,7 @@ def tiny_steps(as_cuda: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     as_cuda.setattr(
         module, "TYPICAL_STEPS", dict.fromkeys(TYPICAL_STEPS, lambda device, capturable: module._small_step(device)[1])
     )
+    as_cuda.setattr(module, "library_steps", dict)
     as_cuda.setattr(module, "in_cuda_graph", lambda step: step)
     as_cuda.setattr(module, "_main_rates", lambda: SimpleNamespace(flops_per_second={"float16": 30e12}))
     as_cuda.setattr(torch, "compile", lambda step: step)
@@ -232,6 +234,18 @@ def test_five_whole_steps_are_compared_with_their_loops(tiny_steps: pytest.Monke
     assert module.words_on_own_rates({"minutes": 1.0, "preset": "facts", "parts": {}}) is None
 
 
+def test_every_second_step_of_a_library_is_kept_apart(tiny_steps: pytest.MonkeyPatch) -> None:
+    names = ("densenet121", "levit_256", "facebook/opt-125m")
+    tiny_steps.setattr(
+        module, "library_steps", lambda: dict.fromkeys(names, lambda device, capturable: module._small_step(device)[1])
+    )
+    facts: Any = module._steps(60.0)
+    assert {name: facts[f"{name} eager"]["kept_apart"] for name in names} == dict(
+        zip(names, (False, True, False), strict=True)
+    )
+    assert "kept_apart" not in facts["gpt2 eager"]
+
+
 def test_the_recording_of_a_whole_step_comes_back_from_the_report(
     tiny_steps: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -251,6 +265,17 @@ def test_a_whole_step_that_fails_or_has_no_time_has_the_reason(tiny_steps: pytes
     assert facts["resnet50 compiled"] == "RuntimeError: Failed to find C compiler"
     assert facts["bert_large eager"]["loop_seconds"] > 0
     assert set(module._steps(0.0).values()) == {"no time left"}
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "parameters"), [("facebook/opt-125m", "transformers", 125.2), ("levit_256", "timm", 18.9)]
+)
+def test_steps_of_libraries_train_all_parameters_of_their_models(name: str, library: str, parameters: float) -> None:
+    pytest.importorskip(library)
+    trace = capture(library_steps()[name](torch.device("meta")), warmup_steps=0, precision="bf16-mixed")
+    # The published counts of the models, in millions.
+    assert sum(math.prod(one.shape) for one in trace.parameters) / 1e6 == pytest.approx(parameters, rel=0.001)
+    assert trace.optimizer_steps == 1
 
 
 @pytest.mark.parametrize("name", TYPICAL_STEPS)
