@@ -30,6 +30,7 @@ from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.simulation import (
     Blocks,
     blocks_of,
+    copies_of,
     copy_bytes,
     gradient_bytes,
     live_bytes,
@@ -266,7 +267,7 @@ class RankMemory:
             lasting=(
                 *(_part(parameter_bytes(parameter), held.parameters) for parameter in part.parameters),
                 *(math.ceil(size) for size in others if size > 0),
-                *_buckets(int(held.buckets), strategy),
+                *copies_of(int(held.buckets), [int(mebibytes_to_bytes(strategy.bucket_cap_mb))]),
             ),
             kept=(*(_part(size, held.gradients) for size in whole.kept), *sums),
             state=tuple(_part(size, held.state) for size in whole.state),
@@ -329,12 +330,6 @@ def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:
 
 def _part(size: int, share: float) -> int:
     return math.ceil(size * share)
-
-
-def _buckets(total: int, strategy: Strategy) -> tuple[int, ...]:
-    """Return the buckets in which whole gradients are reduced."""
-    cap = int(mebibytes_to_bytes(strategy.bucket_cap_mb))
-    return (*[cap] * (total // cap), *([total % cap] if total % cap else []))
 
 
 def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, str | None]]) -> list[_Segment]:

@@ -356,25 +356,18 @@ class _Recorded:
             number = None if storage.tensor is None else storage.tensor.id
             read = storage.allocated_at if number is None else self._last_reads.get(number, storage.allocated_at)
             life = _Life(storage.size_bytes, storage.cause, storage.module, kinds(storage), since, until)
-            block = self._position(self._operations[storage.allocated_at])
+            wrote = self._operations[storage.allocated_at]
+            block, reader = self._position(wrote), self._position(self._operations[read])
             if until is not None and since[0] is not None and not since[0][0] and again:
-                is_inside = self._position(self._operations[read]) == block
-                if (
-                    storage.allocated_at in again
-                    and is_inside
-                    and not _is_read_before(again[storage.allocated_at], until)
-                ):
+                is_again = storage.allocated_at in again
+                if is_again and reader == block and not _is_read_before(again[storage.allocated_at], until):
                     yield from _dropped(
                         life, read=places[read], again=again, at=storage.allocated_at, freed=storage.freed_at
                     )
                     continue
-                reader = self._position(self._operations[read])
-                if (
-                    storage.allocated_at in again
-                    and reader in starts
-                    and number not in self._first_outputs(storage.allocated_at)
-                ):
-                    # A fused operation that crosses the end of a block: the next block writes this output again.
+                if is_again and reader in starts and number not in [tensor.id for tensor in wrote.outputs[:1]]:
+                    # A fused operation that crosses the end of a block, whose output is the first: the next block
+                    # writes this output again.
                     yield replace(life, until=places[read] or until)
                     yield replace(life, since=starts[reader], until=_later(until, starts[reader]))
                     continue
@@ -384,10 +377,6 @@ class _Recorded:
                     life = replace(life, until=_later(until, ((True, since[0][1]), 0)))
             yield life
             yield from _received(life)
-
-    def _first_outputs(self, index: int) -> tuple[int | None, ...]:
-        """Return the id of the first output of an operation, which is the output of a block that ends there."""
-        return tuple(tensor.id for tensor in self._operations[index].outputs[:1])
 
     def _leaving_blocks(self) -> frozenset[int | None]:
         """Return the ids of the storages that the last operation of each block reads; compiled code drops these."""
