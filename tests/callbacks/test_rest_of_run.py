@@ -190,7 +190,7 @@ def test_earlier_runs_correct_the_first_prediction_alone(lightning: Small, tmp_p
     class Note(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if again.predictions is not None and trainer.global_step in (4, 16):
-                totals[trainer.global_step] = again.predictions["T4"].total_seconds
+                totals[trainer.global_step] = again.predictions["T4"].remaining_seconds
 
     with recordings_on("T4"):
         watching.fit(tmp_path, timed_model(lightning, time), 40, callbacks=[Note()])

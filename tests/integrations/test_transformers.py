@@ -66,7 +66,7 @@ def test_the_rest_of_the_run_is_predicted_printed_and_logged(
     assert predictor.trace is not None
     prediction = known(predictor.predictions)["L4"]
     # Three steps of warm-up and the recorded one are over when it is asked, so three are left.
-    assert prediction.total_seconds == pytest.approx(3 * prediction.cycle_seconds, rel=0.01)
+    assert prediction.remaining_seconds == pytest.approx(3 * prediction.cycle_seconds, rel=0.01)
     assert predictor.trace.samples == BATCH * ACCUMULATED
     assert sum(operation.name == "aten::embedding" for operation in predictor.trace.operations) == 2 * ACCUMULATED
     shown = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_a_part_of_the_run_is_taken_for_the_steps_that_it_is(tmp_path: Path, tim
 def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:
     predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False, usd=35.0, run_usd_per_hour=3600.0)
     trainer = trained(tmp_path, predictor, steps=400, time=time)
-    assert trainer.state.global_step == 21  # 60 % of 35 s
+    assert trainer.state.global_step == 28  # 79 % of 35 s are 27.65
     assert "exceeds the budget of $35.00 (usd; " in known(predictor.stopping_reason)
 
 
