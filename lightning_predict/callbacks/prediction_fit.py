@@ -24,7 +24,6 @@ from torch import nn
 
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.base.files import PREDICTED_VARIABLE, PROGRESS_VARIABLE, mark
-from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of, warn
 from lightning_predict.callbacks.output import write_file
@@ -148,11 +147,6 @@ class PredictionFit(FitPart):
         if is_recorded or following is not None:
             observer.batch_is_recorded()
 
-    def optimizer_steps(self, optimizer: object) -> None:
-        """Store which optimizers update parameters in the same step."""
-        if self.steps is not None:
-            self.steps.optimizer_steps(optimizer)
-
     def batch_ends_quietly(self) -> bool:
         """Time the end of a batch. Return whether nothing else is to be done."""
         observer, steps = self.observer, self.steps
@@ -181,7 +175,11 @@ class PredictionFit(FitPart):
                 is_first = self._results.trace is None
                 self._predict_recorded(steps, trace, batch)
                 if self._options.meta_step is not None and is_first:
-                    self._find_batch_sizes(self._options.meta_step, trace)
+                    from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
+
+                    sizes = try_batch_sizes(self._options.meta_step, trace, session.request)
+                    show_batch_sizes(sizes, self._trainer, with_table=self._options.with_table)
+                    self._results.batch_sizes = sizes
             if steps.is_finished:
                 self.steps = None
         if self._bar is not None and self.observer.batches >= session.batches_at_end:
@@ -331,13 +329,6 @@ class PredictionFit(FitPart):
         self._results.advice = print_advice(self._trainer, following.trace, self.session)
         if self._results.advice is not None:
             self.session.predicted_gains = self._results.advice.foretold()
-
-    def _find_batch_sizes(self, meta_step: MetaStep, trace: Trace) -> None:
-        from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
-
-        sizes = try_batch_sizes(meta_step, trace, self.session.request)
-        show_batch_sizes(sizes, self._trainer, with_table=self._options.with_table)
-        self._results.batch_sizes = sizes
 
 
 def _can_update(optimizer: Any) -> bool:

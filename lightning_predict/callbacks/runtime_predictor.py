@@ -214,8 +214,8 @@ class RuntimePredictor(Predicts, FitCallback):
     @log_exceptions_unless(_is_recorded)
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
         """Store which optimizers update parameters in the same step."""
-        if self._fit is not None:
-            self._fit.optimizer_steps(optimizer)
+        if self._fit is not None and self._fit.steps is not None:
+            self._fit.steps.optimizer_steps(optimizer)
 
     def give_up(self, error: Exception) -> None:
         """Stop everything, warn once, and do nothing until the next fit."""
