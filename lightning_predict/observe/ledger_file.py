@@ -312,7 +312,12 @@ def _create(path: str, content: bytes) -> bool:
         else:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with open(path, "xb") as file:
-                file.write(content)
+                try:
+                    file.write(content)
+                    file.flush()
+                except OSError:  # a full disk: a later run could not read what there is
+                    _remove(path)
+                    raise
     except FileExistsError:
         return False
     return True

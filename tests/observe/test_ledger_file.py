@@ -20,6 +20,7 @@ from lightning_predict.observe.ledger_file import (
     start_of,
 )
 from lightning_predict.observe.meters import Use
+from tests.callbacks.rank_surroundings import full_disk
 from tests.known import known
 
 GONE = f"{socket.gethostname()}:4194305"
@@ -105,6 +106,12 @@ def test_first_run_in_a_folder_has_the_plain_name_and_keeps_it(tmp_path: Path) -
     assert names(tmp_path, "aaaaaaaaaa", owner="one") == FIRST
     (tmp_path / f"{FIRST}.ckpt").touch()
     assert save_own(str(tmp_path), kept(owner="one"), place=None, has_checkpoint=True).ledger.endswith(LEDGER_NAME)
+
+
+def test_ledger_that_a_full_disk_cuts_off_is_removed(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        save_own(str(tmp_path), kept(owner="one"), place=None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_killed_run_that_resumes_continues_its_file(tmp_path: Path) -> None:
