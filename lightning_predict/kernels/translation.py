@@ -148,7 +148,7 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
     merges = elsewhere and trace.flags.foreach is None and not updates_one_by_one(trace)
     firsts = _firsts(trace.operations)
     translated: dict[int, tuple[tuple[OperationShape, ...], str | None]] = {}
-    known: dict[int, bool] = {}
+    known: dict[int, tuple[bool, int]] = {}
     dropouts = _dropouts(trace.operations, firsts) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
     masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
@@ -177,9 +177,9 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         if not shapes and not operation.kernels:
             continue
         if firsts[index] not in known:
-            known[firsts[index]] = is_known(operation)
-        unknown = () if not shapes or known[firsts[index]] else (operation.name,)
-        item = WorkItem((index,), shapes, len(operation.kernels) or _launches(operation, shapes), unknown, error)
+            known[firsts[index]] = is_known(operation), len(operation.kernels) or _launches(operation, shapes)
+        is_named, launches = known[firsts[index]]
+        item = WorkItem((index,), shapes, launches, () if not shapes or is_named else (operation.name,), error)
         is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
         if (
             merges
