@@ -52,33 +52,33 @@ def read_from_hub(library: str, name: str) -> dict[str, Any] | None:
 
 def shape_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a configuration that determine operations and shapes."""
-    found = {}
+    keys = {}
     for key, value in content.items():
         if key not in LEFT_OUT:  # a null may differ from the default: DeepSeek-V2-Lite's q_lora_rank
-            found[key] = shape_keys(value) if isinstance(value, Mapping) else value
+            keys[key] = shape_keys(value) if isinstance(value, Mapping) else value
     if isinstance(labels := content.get("id2label"), Mapping):
-        found["num_labels"] = len(labels)
-    return found
+        keys["num_labels"] = len(labels)
+    return keys
 
 
 def renewed(
     document: Mapping[str, Any], models: Sequence[tuple[str, str]], read: Callable[[str, str], dict[str, Any] | None]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the document with the configurations that could be read, and the names of the others."""
-    found = json.loads(json.dumps(document))
+    fresh = json.loads(json.dumps(document))
     today = f"hub {date.today()}"
-    found["sources"][today] = {"text": "the model's config.json on the Hub", "url": HUB, "date": f"{date.today()}"}
+    fresh["sources"][today] = {"text": "the model's config.json on the Hub", "url": HUB, "date": f"{date.today()}"}
     kept = []
     for library, name in models:
         content = read(library, name)
         if content is None:
             kept.append(f"{library}:{name}")
             continue
-        row = found[library].setdefault(name, {})
+        row = fresh[library].setdefault(name, {})
         row |= {"source": today, "config": shape_keys(content)}
-    used = {row["source"] for library in PLACES for row in found[library].values()}
-    found["sources"] = {name: source for name, source in found["sources"].items() if name in used}
-    return found, kept
+    used = {row["source"] for library in PLACES for row in fresh[library].values()}
+    fresh["sources"] = {name: source for name, source in fresh["sources"].items() if name in used}
+    return fresh, kept
 
 
 def written(document: Mapping[str, Any]) -> str:
@@ -96,8 +96,8 @@ def main(words: Sequence[str], file: Path = MODELS_FILE) -> None:
     document = json.loads(file.read_text(encoding="utf-8"))
     listed = [(library, name) for library in PLACES for name in document[library]]
     asked = [(library, name) for library, _, name in (word.partition(":") for word in words)]
-    found, kept = renewed(document, asked or listed, read_from_hub)
-    file.write_text(written(found), encoding="utf-8")
+    fresh, kept = renewed(document, asked or listed, read_from_hub)
+    file.write_text(written(fresh), encoding="utf-8")
     print(f"{len(asked or listed) - len(kept)} configurations renewed. Kept as they were: {', '.join(kept) or 'none'}.")
 
 

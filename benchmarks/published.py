@@ -24,13 +24,13 @@ def published_cases(scored: Iterable[Scored], run: Run) -> tuple[PublishedCase, 
         run: The table.
     """
     groups: dict[tuple[str, str, StepDescription], list[Scored]] = defaultdict(list)
-    for one in scored:
-        step: StepDescription = one.description
-        gpu = gpu_of(one.case.gpu)
-        if one.case.quantity == "time" and gpu.vendor == NVIDIA and run.name in SOURCES:
-            layout = one.case.gpu.replace(_gpu_words(one.case.gpu), gpu.name)
-            precision = "float8" if "fp8=" in one.case.strategy else precision_on(step.precision, gpu.name)
-            groups[one.case.model, layout, replace(step, precision=precision)].append(one)
+    for score in scored:
+        step: StepDescription = score.description
+        gpu = gpu_of(score.case.gpu)
+        if score.case.quantity == "time" and gpu.vendor == NVIDIA and run.name in SOURCES:
+            layout = score.case.gpu.replace(_gpu_words(score.case.gpu), gpu.name)
+            precision = "float8" if "fp8=" in score.case.strategy else precision_on(step.precision, gpu.name)
+            groups[score.case.model, layout, replace(step, precision=precision)].append(score)
     return tuple(_summary(*key, members, run) for key, members in groups.items())
 
 
@@ -57,9 +57,9 @@ def _summary(model: str, gpu: str, step: StepDescription, rows: list[Scored], ru
         source=SOURCES[run.name],
         split=run.split,
         steps=len(rows),
-        error=round(statistics.median(one.error for one in rows), 3),
-        absolute_error=round(statistics.median(abs(one.error) for one in rows), 3),
-        inside=sum(one.is_inside for one in rows),
+        error=round(statistics.median(row.error for row in rows), 3),
+        absolute_error=round(statistics.median(abs(row.error) for row in rows), 3),
+        inside=sum(row.is_inside for row in rows),
         measured_ms=float(f"{1e3 * middle.case.measured:.4g}") if kept else None,
         predicted_ms=float(f"{1e3 * middle.predicted[1]:.4g}") if kept else None,
         is_training=step.is_training,

@@ -92,11 +92,11 @@ def results() -> Iterator[Result]:
 
 def all_cases() -> tuple[PublishedCase, ...]:
     """Collect the published steps of all results; of one that two results have, the first."""
-    found: dict[tuple[str, ...], PublishedCase] = {}
+    cases: dict[tuple[str, ...], PublishedCase] = {}
     for one in results():
         for case in one.published:
-            found.setdefault((case.source, case.model, case.gpu, case.precision), case)
-    return tuple(found.values())
+            cases.setdefault((case.source, case.model, case.gpu, case.precision), case)
+    return tuple(cases.values())
 
 
 def with_unit(figure: Figure) -> str:
@@ -121,15 +121,15 @@ def replaced(placeholder: str) -> str:
     rest = rest.strip()
     if name.strip() == "paper":
         return rest
-    found = result(name.strip())
+    loaded = result(name.strip())
     if is_table:
         title, *options = (part.strip() for part in rest.split(" | "))
         chosen = dict(option.split(": ", 1) for option in options)
-        return table_text(found, found.table(title), **chosen)
+        return table_text(loaded, loaded.table(title), **chosen)
     if rest in ("cases", "date", "command", "commit"):
-        value = getattr(found, rest)
+        value = getattr(loaded, rest)
         return f"{value:,}" if rest == "cases" else str(value)
-    return with_unit(found.figure(rest))
+    return with_unit(loaded.figure(rest))
 
 
 def table_text(one: Result, table: ResultTable, *, rows: str = "", columns: str = "", caption: str = "yes") -> str:

@@ -114,11 +114,11 @@ class Result:
             KeyError: No table or more than one fits.
         """
         same = [table for table in self.tables if table.title == title]
-        found = same or [table for table in self.tables if title in table.title]
-        if len(found) != 1:
+        tables = same or [table for table in self.tables if title in table.title]
+        if len(tables) != 1:
             titles = "; ".join(table.title for table in self.tables)
-            raise KeyError(f"{self.name} has {len(found)} tables for {title!r}. Expected one of: {titles}.")
-        return found[0]
+            raise KeyError(f"{self.name} has {len(tables)} tables for {title!r}. Expected one of: {titles}.")
+        return tables[0]
 
     def figure(self, name: str) -> Figure:
         """Return a figure by its name, or by `title / row / column` of a table.
@@ -180,11 +180,11 @@ class ResultConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, and keep tables and lines."""
         super().print(*objects, **options)
-        for one in objects:
-            if isinstance(one, Table):
-                self._keep(table_of(one))
-            elif isinstance(one, str) and one.strip():
-                self._sentences.append(one)
+        for part in objects:
+            if isinstance(part, Table):
+                self._keep(table_of(part))
+            elif isinstance(part, str) and part.strip():
+                self._sentences.append(part)
 
     def print_figures(self, title: str, figures: Sequence[Figure]) -> None:
         """Print single numbers as a table and keep them as figures."""
@@ -268,11 +268,11 @@ def without_measurements(table: ResultTable) -> ResultTable:
 
 def distinct(headings: Sequence[str]) -> tuple[str, ...]:
     """Name repeated headings after the column before: `roofline mean %`, `median %` becomes `roofline median %`."""
-    found: list[str] = []
+    titles: list[str] = []
     for heading in headings:
-        subject = found[-1].rpartition(" ")[0].rpartition(" ")[0] if found else ""
-        found.append(f"{subject} {heading}" if heading in found and subject else heading)
-    return tuple(found)
+        subject = titles[-1].rpartition(" ")[0].rpartition(" ")[0] if titles else ""
+        titles.append(f"{subject} {heading}" if heading in titles and subject else heading)
+    return tuple(titles)
 
 
 def _plain(cell: Any) -> str:
@@ -325,16 +325,16 @@ def read_result(name: str, folder: Path = FOLDER) -> Result:
         TypeError: A field is missing or unknown.
     """
     content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    figures = tuple(Figure(**one) for one in content.pop("figures"))
+    figures = tuple(Figure(**figure) for figure in content.pop("figures"))
     tables = tuple(
         ResultTable(
-            title=one["title"],
-            columns=tuple(one["columns"]),
-            names=one["names"],
-            rows=tuple(tuple(row) for row in one["rows"]),
+            title=table["title"],
+            columns=tuple(table["columns"]),
+            names=table["names"],
+            rows=tuple(tuple(row) for row in table["rows"]),
         )
-        for one in content.pop("tables")
+        for table in content.pop("tables")
     )
-    published = tuple(PublishedCase(**one) for one in content.pop("published"))
+    published = tuple(PublishedCase(**case) for case in content.pop("published"))
     content["sentences"] = tuple(content["sentences"])
     return Result(**content, figures=figures, tables=tables, published=published)

@@ -173,8 +173,8 @@ def fill_in_assumptions(door: Door) -> Door:
     if not (door.__doc__ and Assumptions.__doc__):  # python -OO strips docstrings
         return door
     text = inspect.cleandoc(door.__doc__)
-    own = {found[1] for found in _ENTRY.finditer(text)}
-    entries = {found[1]: found[0] for found in _ENTRY.finditer(inspect.cleandoc(Assumptions.__doc__))}
+    own = {entry[1] for entry in _ENTRY.finditer(text)}
+    entries = {entry[1]: entry[0] for entry in _ENTRY.finditer(inspect.cleandoc(Assumptions.__doc__))}
     others = (entries[name] for name in inspect.signature(door).parameters if name in entries.keys() - own)
     door.__doc__ = text.replace(_OTHERS, "".join(others))
     return door

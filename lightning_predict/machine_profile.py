@@ -83,8 +83,8 @@ class MachineProfile:
             raise InvalidArgumentError("Give one of usd_per_hour and a price file (prices.file in the profile).")
         offers, notes = load_offers(), tuple[str, ...]()
         if self.price_file is not None:
-            found = read_offers(self.price_file, region=self.region)
-            offers, notes = with_listed(found), outdated(found)
+            table = read_offers(self.price_file, region=self.region)
+            offers, notes = with_listed(table), outdated(table)
         if self.providers:
             offers = from_providers(self.providers, offers)
         is_spot = spot or self.spot

@@ -228,22 +228,22 @@ def predict_workload(
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
     if adapts_precision:
-        emulating = [one for one in layouts if one != step.in_use and emulates_bfloat16(one.gpu)]
+        emulating = [layout for layout in layouts if layout != step.in_use and emulates_bfloat16(layout.gpu)]
         instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
-        predictions = tuple(instead.get(one.gpu, one) for one in predictions)
+        predictions = tuple(instead.get(prediction.gpu, prediction) for prediction in predictions)
     lacking: dict[tuple[str, ...], list[Layout]] = {}
     for layout in layouts:
         if missing := assumptions.kernels_missing_on(layout.gpu):
             lacking.setdefault(missing, []).append(layout)
     for missing, without in lacking.items():
         fewer = assumptions.without_kernels(missing)
-        found = predict_workload(trace, without, workload, fewer, validation=validation, forecast=forecast)
-        predictions = tuple(found.get(one.gpu, one) for one in predictions)
+        repeated = predict_workload(trace, without, workload, fewer, validation=validation, forecast=forecast)
+        predictions = tuple(repeated.get(prediction.gpu, prediction) for prediction in predictions)
     if group is not None:
         predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
     notes += decisive(
-        f"Predicted without {listed(missing)}: {listed(sorted({one.gpu.name for one in without}))}."
+        f"Predicted without {listed(missing)}: {listed(sorted({layout.gpu.name for layout in without}))}."
         for missing, without in lacking.items()
     )
     if workload.training_iterations is not None and assumptions.charges is not None:
@@ -280,8 +280,8 @@ def _in_float16(
     validating = None if validation is None else validation.changed(in_float16)
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(changed, gpus, assumptions, workload, validation=validating, same_sizes=in_bfloat16)
-    found = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
-    return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in found}
+    predictions = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
+    return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in predictions}
 
 
 def _cost_of_steps(one: Prediction) -> float:
@@ -297,8 +297,8 @@ def shown_layouts(
     """Return the layouts of a group that a table would show, cheapest first. Named layouts are returned unchanged."""
     if not isinstance(layouts, PricedGpus):
         return tuple(layouts)
-    found = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
-    return tuple(one.layout for one in found.shown().values())
+    predictions = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
+    return tuple(prediction.layout for prediction in predictions.shown().values())
 
 
 TABLES_DECIDE: Final = 0.5
@@ -337,11 +337,11 @@ def _heading(
     Several GPUs share the samples, in fewer steps: `5,000 steps × batch 1 = 2,500 × batch 2 (2xL4)`.
     """
     steps = workload.training_iterations
-    is_training = any(one.phase in ("backward", "optimizer") for one in trace.operations)
+    is_training = any(operation.phase in ("backward", "optimizer") for operation in trace.operations)
     alone = "A training step" if is_training else "A forward pass (no backward pass was recorded)"
     one, several = ("step", "steps") if is_training else ("forward pass", "forward passes")
     own = {one.gpu: one.run.shown_iterations if steps is None else one.iterations for one in predictions}
-    is_unknown = all(one.total_seconds is None for one in predictions)
+    is_unknown = all(prediction.total_seconds is None for prediction in predictions)
     if is_unknown and any(number != STEPS_SHOWN for number in own.values()):
         steps = STEPS_SHOWN
     count = alone if steps is None else f"{steps:,} {one if steps == 1 else several}"
@@ -367,7 +367,7 @@ def _heading(
         assumptions.host_assumed.spread is None or not has_measured_host(trace)
     ):
         parts.append(f"with {assumptions.host_assumed.words}")
-    if any(one.num_gpus > 1 for one in predictions):
+    if any(prediction.num_gpus > 1 for prediction in predictions):
         parts.append(f"several GPUs by {assumptions.strategy.name}")
     return ", ".join(parts)
 

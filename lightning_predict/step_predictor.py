@@ -127,7 +127,7 @@ class StepPredictor:
         kinds, self._shares = weighted_kinds(trace)
         self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
         self._validation = None if validation is None else single_steps(validation, self.setting)
-        alone = [_mean_step(steps, self._shares) for steps in zip(*(one.steps for one in self.kinds), strict=True)]
+        alone = [_mean_step(steps, self._shares) for steps in zip(*(kind.steps for kind in self.kinds), strict=True)]
         plain = trace.changed(step_of_one_process)
         self._learnt = _learnt(plain, alone, assumptions.history, origin)
         self._forecast = forecast
@@ -142,7 +142,7 @@ class StepPredictor:
             if same_sizes is None
             else same_sizes._memory
         )
-        self._work = step_work([one.timed for one in self.kinds], self._shares, trace)
+        self._work = step_work([kind.timed for kind in self.kinds], self._shares, trace)
         self._ready: dict[int, MultiGpuStep] = {}
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
 
@@ -274,13 +274,13 @@ class StepPredictor:
 
     def _checked(self, layout: Layout, strategy: Strategy) -> StepPrediction | None:
         """Predict one validation batch; None without validation. Replicas validate independently."""
-        one = self._validation
-        if one is None:
+        validation = self._validation
+        if validation is None:
             return None
         if strategy.embedding is None and strategy.model_parallel == 1:
-            return one.steps[self.setting.gpus.index(layout.gpu)]
+            return validation.steps[self.setting.gpus.index(layout.gpu)]
         own = strategy if strategy.embedding is not None else replace(strategy, micro_batches=None)
-        return self._shared(one, one.steps, layout, own)  # has its own batch size
+        return self._shared(validation, validation.steps, layout, own)  # has its own batch size
 
     def _run(self, layout: Layout, strategy: Strategy, step: StepPrediction) -> Run:
         """Predict the rest of the run. Replicas share the samples, and loaders share the CPU cores."""
@@ -398,34 +398,34 @@ def memory_need_of(
     `correction` is measured over derived memory, which `memory` already includes. `ranks` caches the simulated ranks of
     each kind of step, by id.
     """
-    found = []
+    needs = []
     for kind, single in memory:
-        one, least = single, None
+        simulated, least = single, None
         needed: float | None
         own = sharing if layout.count > 1 else sharing.on_one_gpu
         if layout.count == 1 and own == Strategy():
-            needed, allocated = one.bytes_on(layout.gpu), float(one.allocated_on(layout.gpu))
+            needed, allocated = simulated.bytes_on(layout.gpu), float(simulated.allocated_on(layout.gpu))
         elif tables is not None and layout.count > 1:
             needed, least = tables.needed_bytes(kind, layout)
-            allocated = (needed or 0.0) * one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
+            allocated = (needed or 0.0) * simulated.allocated_on(layout.gpu) / max(simulated.bytes_on(layout.gpu), 1)
         else:
             known = {} if ranks is None else ranks
-            one, needed, allocated, least = _on_layout(
-                kind, one, layout, own, correction, known, finds_least=finds_least
+            simulated, needed, allocated, least = _on_layout(
+                kind, simulated, layout, own, correction, known, finds_least=finds_least
             )
         if needed is not None:
-            found.append((needed, allocated, least, one, kind))
-    if not found:
+            needs.append((needed, allocated, least, simulated, kind))
+    if not needs:
         return MemoryNeed()
-    needed, allocated, least, one, kind = max(found, key=lambda each: each[0])
-    slack, unused = one.bytes_on(layout.gpu) - one.allocated_on(layout.gpu), max(needed - allocated, 0.0)
+    needed, allocated, least, simulated, kind = max(needs, key=lambda each: each[0])
+    slack, unused = simulated.bytes_on(layout.gpu) - simulated.allocated_on(layout.gpu), max(needed - allocated, 0.0)
     return memory_need(
         layout,
         needed,
-        relative=one.relative,
+        relative=simulated.relative,
         allocated_bytes=allocated,
-        relative_allocated=one.relative_allocated,
-        releasable_bytes=lambda: min(one.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
+        relative_allocated=simulated.relative_allocated,
+        releasable_bytes=lambda: min(simulated.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         most_releasable_bytes=unused,
         context=_beside_the_allocator(kind, layout, sharing),
         reported_bytes=reported_bytes,

@@ -128,12 +128,12 @@ _PARTS: Final[dict[str, type]] = {
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
     """Return a prediction with a step of 20 ms and 5 ms of host time; all other values are unknown unless given."""
-    found = layout_of(layout)
+    parsed = layout_of(layout)
     step = StepPrediction(
-        gpu=found.name, interval=Interval(0.018, 0.020, 0.023), device_seconds=0.020, host_seconds=0.005, coverage={}
+        gpu=parsed.name, interval=Interval(0.018, 0.020, 0.023), device_seconds=0.020, host_seconds=0.005, coverage={}
     )
-    run = Run(gpu=found.name, training_seconds=None, validation_seconds=None, total=None, cycle_seconds=0.020)
-    return with_values(Prediction(found, step, run, Price(), MemoryNeed()), **values)
+    run = Run(gpu=parsed.name, training_seconds=None, validation_seconds=None, total=None, cycle_seconds=0.020)
+    return with_values(Prediction(parsed, step, run, Price(), MemoryNeed()), **values)
 
 
 def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | None = None, **run: Any) -> MachineInUse:

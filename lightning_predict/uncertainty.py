@@ -384,8 +384,8 @@ def _quantile_of_maximum(parts: Sequence[Interval[_Array]], share: float, least:
         between = np.sqrt(least * most)
         is_early = np.prod([_probability_before(part, between) for part in parts], axis=0) < share
         least, most = np.where(is_early, between, least), np.where(is_early, most, between)
-    found: _Array = np.sqrt(least * most)
-    return found
+    quantile: _Array = np.sqrt(least * most)
+    return quantile
 
 
 def _probability_before(part: Interval[_Array], time: _Array) -> _Array:
@@ -420,14 +420,14 @@ def on_several_gpus(ends: _Array) -> _Array:
     if middle <= 0:
         return ends
     away = np.log(ends / middle)
-    found: _Array = middle * np.exp(np.array((-1.0, 0.0, 1.0)) * independent(away, SEVERAL_GPUS))
-    return found
+    widened: _Array = middle * np.exp(np.array((-1.0, 0.0, 1.0)) * independent(away, SEVERAL_GPUS))
+    return widened
 
 
 def server_host(factors: tuple[float, float]) -> _Array:
     """Return (low, 1, high) of the launches' time on a server, from the ends of any unmeasured host."""
-    found: _Array = np.array((factors[0], 1.0, factors[1])) ** SERVER_HOST_WIDTH
-    return found
+    widened: _Array = np.array((factors[0], 1.0, factors[1])) ** SERVER_HOST_WIDTH
+    return widened
 
 
 def spread_of_mean(log_ratios: Sequence[float]) -> float:

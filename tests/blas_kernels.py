@@ -54,8 +54,8 @@ def predicted(kernel: str) -> Found:
     """Predict in a process of its own, with a BLAS kernel."""
     ran = _run(kernel, "-m", "tests.blas_kernels")
     assert ran.returncode == 0, ran.stderr
-    found: Found = json.loads(ran.stdout)
-    return found
+    answer: Found = json.loads(ran.stdout)
+    return answer
 
 
 def _run(kernel: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -96,14 +96,14 @@ Parts = Iterator[tuple[str, list[object]]]
 
 def _kernels() -> Parts:
     """Time every operation; tell what decided of some."""
-    models = kernel_models(tuple(one.name for one in GPUS))
-    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    models = kernel_models(tuple(gpu.name for gpu in GPUS))
+    shapes = [shape for shape in SHAPES if operation_spec(shape.operation).units != "fabric"]
     times = predict_operation_times(shapes, GPUS, models)
     for column, shape in enumerate(shapes):
         ends = (times.interval.low, times.interval.middle, times.interval.high)
         yield (
             f"{column} {shape}",
-            numbers([one[:, column] for one in (*ends, times.extrapolated_share, *times.shares.values())]),
+            numbers([array[:, column] for array in (*ends, times.extrapolated_share, *times.shares.values())]),
         )
     for shape in shapes[::7]:
         for own in GPUS[::2]:
@@ -118,17 +118,17 @@ def _steps() -> Parts:
     """Predict runs on GPUs, two of them equal where the host limits a step, and rank them."""
     for name in ("gpt2", "resnet", "tabular", "vit", "dlrm"):
         for host in (None, "slow"):
-            found = lp.predict(example(name), gpus=NAMES, iterations=1000, history=False, host=host)
-            for gpu_name, one in found.items():
-                yield f"{name} on {gpu_name}, {host} host", numbers(one)
-            chosen = rank(found, deadline_hours=2)
+            by_gpu = lp.predict(example(name), gpus=NAMES, iterations=1000, history=False, host=host)
+            for gpu_name, prediction in by_gpu.items():
+                yield f"{name} on {gpu_name}, {host} host", numbers(prediction)
+            chosen = rank(by_gpu, deadline_hours=2)
             names = [
                 None if one is None else one.gpu for one in (chosen.cheapest, chosen.fastest, chosen.within_deadline)
             ]
             rivals = (chosen.as_fast, chosen.perhaps_cheapest, chosen.perhaps_fastest)
-            yield f"rank of {name}, {host} host", numbers([*names, rivals, [one.gpu for one in chosen.frontier]])
-            folded = [(one, other.gpu) for one, other in folded_gpus(found).items()]
-            yield f"folded rows of {name}, {host} host", numbers([folded, found.notes])
+            yield f"rank of {name}, {host} host", numbers([*names, rivals, [choice.gpu for choice in chosen.frontier]])
+            folded = [(one, other.gpu) for one, other in folded_gpus(by_gpu).items()]
+            yield f"folded rows of {name}, {host} host", numbers([folded, by_gpu.notes])
 
 
 def _layouts() -> Parts:
@@ -140,16 +140,16 @@ def _layouts() -> Parts:
             for words in strategies:
                 yield f"{name} on {layout.name}, {words}", numbers(step.predict_layout(layout, parse_strategy(words)))
     ranked = best_layouts(example("tabular"), ["2x2xL4", "4xL4"], iterations=1000, count=12)
-    for place, one in enumerate(ranked):
-        found = (one.prediction.gpu, one.strategy.name, one.seconds_per_batch, one.cost_usd)
-        yield f"search, place {place}", numbers((*found, one.prediction.iteration))
+    for place, choice in enumerate(ranked):
+        values = (choice.prediction.gpu, choice.strategy.name, choice.seconds_per_batch, choice.cost_usd)
+        yield f"search, place {place}", numbers((*values, choice.prediction.iteration))
 
 
 def _changes() -> Parts:
     """Say what to change first."""
     advice = lp.advise(example("resnet"), gpus=["T4", "H100-SXM-80GB"], iterations=1000)
-    for one in advice.changes:
-        yield one.name, numbers(one)
+    for change in advice.changes:
+        yield change.name, numbers(change)
     yield "chain of changes", numbers(None if advice.chain is None else (advice.chain.names, advice.chain.gains))
     yield "layers", numbers(advice.layers)
 
@@ -162,7 +162,7 @@ def _plans() -> Parts:
         MachineType(name="one", gpu="T4", num_gpus=1, usd_per_hour=0.5),
     )
     times = times_of_trace(path, 10_000_000, machines)
-    seconds = {configuration: one.middle for configuration, one in times.seconds.items()}
+    seconds = {configuration: interval.middle for configuration, interval in times.seconds.items()}
     longest = max(seconds.values())
     jobs = tuple(Job(name=f"job {n}", seconds=seconds, deadline_seconds=longest * n / 3) for n in range(1, 5))
     problem = PlanningProblem(jobs=jobs, machines=machines, limits=Limits(nodes=2))

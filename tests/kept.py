@@ -43,12 +43,12 @@ def kept_at(path: Path, *, overwrites: bool) -> Kept:
 
     def compare(part: str, values: Values) -> None:
         table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        found = {name: _rounded(value) for name, value in values.items()}
+        rounded = {name: _rounded(value) for name, value in values.items()}
         if overwrites:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(_text(table | {part: found}), encoding="utf-8")
+            path.write_text(_text(table | {part: rounded}), encoding="utf-8")
             return
-        moved = list(_moved(table.get(part, {}), found))
+        moved = list(_moved(table.get(part, {}), rounded))
         more = f"\n... and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
         assert not moved, (
             f"{len(moved)} values of {path.parent.parent.name}, {part}, moved. If they were meant to: make renew\n"
@@ -64,12 +64,12 @@ def numbers(value: Any) -> list[object]:
     if value is None or isinstance(value, str | bool | int | float):
         return [value]
     if isinstance(value, Mapping):
-        return [part for key, one in value.items() for part in (str(key), *numbers(one))]
+        return [part for key, entry in value.items() for part in (str(key), *numbers(entry))]
     if is_dataclass(value):
         return [part for field in fields(value) for part in numbers(getattr(value, field.name))]
     if hasattr(value, "tolist"):
         return numbers(value.tolist())
-    return [part for one in value for part in numbers(one)]
+    return [part for entry in value for part in numbers(entry)]
 
 
 def ends(interval: Interval[float]) -> list[float]:
@@ -84,7 +84,7 @@ def overall(values: Iterable[Any]) -> float:
 
 def _rounded(value: object) -> object:
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_rounded(one) for one in value]
+        return [_rounded(entry) for entry in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
     return value
@@ -107,12 +107,12 @@ def _moved(before: Values, after: Values) -> Iterable[str]:
         elif name not in before:
             yield f"{name}: new"
         else:
-            old, new = (one if isinstance(one, list) else [one] for one in (before[name], after[name]))
+            old, new = (entry if isinstance(entry, list) else [entry] for entry in (before[name], after[name]))
             if len(old) != len(new):
                 yield f"{name}: {len(old)} values became {len(new)}"
             changes = [_change(a, b) for a, b in zip(old, new, strict=False)]
             if any(changes):
-                yield f"{name}: " + ", ".join(f"[{place}] {one}" for place, one in enumerate(changes) if one)
+                yield f"{name}: " + ", ".join(f"[{place}] {change}" for place, change in enumerate(changes) if change)
 
 
 def _change(old: object, new: object) -> str:

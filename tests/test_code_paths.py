@@ -60,9 +60,9 @@ def test_checkpointed_forward_pass_is_predicted_twice_and_saves_memory() -> None
     # The GELU's own output is saved for nothing, so the recomputation stops before it: 4 products more.
     assert count(saving, "aten::gelu", "forward") == LAYERS
     assert count(saving, "aten::gelu", "backward") == 0
-    one = float(lp.operator_seconds("linear", GPU, b=1, m=ROWS, n=WIDTH, k=WIDTH))
+    seconds = float(lp.operator_seconds("linear", GPU, b=1, m=ROWS, n=WIDTH, k=WIDTH))
     longer = device_seconds(saving) - device_seconds(plain)
-    assert longer == pytest.approx(LAYERS * one, rel=0.1)  # and their biases
+    assert longer == pytest.approx(LAYERS * seconds, rel=0.1)  # and their biases
     # Each layer saves its input and its product of 4096 x 2048 x 4 bytes; checkpointed, its input alone, and one layer
     # at a time has its product again.
     saved = (LAYERS - 1) * ROWS * WIDTH * 4

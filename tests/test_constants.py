@@ -29,17 +29,17 @@ UNITS_OF_A_SUFFIX: Final = {
 
 def rows() -> dict[str, dict[str, Any]]:
     """Rows by the full name of their constant."""
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
 
     def collect(name: str, table: dict[str, Any]) -> None:
         if "kind" in table:
-            found[name] = table
+            tables[name] = table
             return
         for key, inner in table.items():
             collect(f"{name}.{key}".lstrip("."), inner)
 
     collect("", tomllib.loads((PACKAGE / "base" / "constants.toml").read_text(encoding="utf-8")))
-    return found
+    return tables
 
 
 ROWS: Final = rows()
@@ -94,9 +94,9 @@ NO_UNCERTAINTY: Final = {
 
 
 def test_only_one_file_forms_the_interval_of_a_step() -> None:
-    found = {}
+    counts = {}
     for folder in STEP_FOLDERS:
         for path in (PACKAGE / folder).rglob("*.py"):
             if hits := OWN_UNCERTAINTY.findall(path.read_text(encoding="utf-8")):
-                found[path.relative_to(PACKAGE).as_posix()] = len(hits)
-    assert found == NO_UNCERTAINTY, "spreads, correlations and their combination belong into uncertainty.py"
+                counts[path.relative_to(PACKAGE).as_posix()] = len(hits)
+    assert counts == NO_UNCERTAINTY, "spreads, correlations and their combination belong into uncertainty.py"

@@ -19,8 +19,8 @@ NOT_RUN = {
 def blocks_of(page: Path) -> list[tuple[int, str]]:
     """The Python blocks of a page, each with the line that it begins on."""
     text = page.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in found]
+    blocks = re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in blocks]
 
 
 def compiled(page: Path, line: int, block: str) -> Any:

@@ -26,7 +26,7 @@ def test_trace_of_an_earlier_release_is_read(trace: lp.Trace) -> None:
     assert [parameter.shape for parameter in trace.parameters] == shapes
     phases = {operation.phase for operation in trace.operations}
     assert phases >= {"forward", "backward", "optimizer"}
-    (convolution,) = [one for one in trace.operations if one.name == "aten::convolution"]
+    (convolution,) = [operation for operation in trace.operations if operation.name == "aten::convolution"]
     assert convolution.inputs[0].shape == (4, 3, 16, 16)
 
 
@@ -34,12 +34,12 @@ def test_history_of_an_earlier_release_corrects_the_same_step(trace: lp.Trace) -
     history = read_history(EARLIER / "history.jsonl")
     (run,) = history
     assert (run.fingerprint, run.model) == (fingerprint_of(trace), model_fingerprint_of(trace))
-    found = predict_workload(
+    predictions = predict_workload(
         trace, layouts_of(["T4", "L4"]), remaining_steps(trace, 1000), Assumptions(history=history)
     )
-    assert found["T4"].iteration_seconds == pytest.approx(0.012)  # the step of that run
-    assert any("from 1 earlier run" in note for note in found["T4"].notes)
-    assert not any("learnt" in note for note in found["L4"].notes)
+    assert predictions["T4"].iteration_seconds == pytest.approx(0.012)  # the step of that run
+    assert any("from 1 earlier run" in note for note in predictions["T4"].notes)
+    assert not any("learnt" in note for note in predictions["L4"].notes)
 
 
 def test_json_of_predictions_keeps_its_keys(trace: lp.Trace) -> None:

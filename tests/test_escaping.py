@@ -40,10 +40,10 @@ def tags(page: str) -> set[str]:
 
 def predictions() -> lp.Predictions:
     trace = example_trace()
-    named = [replace(one, module=HOSTILE) for one in trace.operations]
+    named = [replace(operation, module=HOSTILE) for operation in trace.operations]
     offer = example_offer(provider=HOSTILE, instance=HOSTILE, region=HOSTILE, source=HOSTILE)
-    found = lp.predict(replace(trace, operations=tuple(named)), gpus=["T4"], iterations=1000, offers=[offer])
-    return replace(found, heading=HOSTILE, notes=(*found.notes, HOSTILE))
+    plain = lp.predict(replace(trace, operations=tuple(named)), gpus=["T4"], iterations=1000, offers=[offer])
+    return replace(plain, heading=HOSTILE, notes=(*plain.notes, HOSTILE))
 
 
 def test_skypilot_task_escapes_foreign_keys() -> None:
@@ -57,8 +57,8 @@ def test_skypilot_task_escapes_foreign_keys() -> None:
 
 
 def test_html_report_escapes_foreign_tags() -> None:
-    found = predictions()
-    for page in (html_report(found, found.ranking()), html_table(found)):
+    hostile = predictions()
+    for page in (html_report(hostile, hostile.ranking()), html_table(hostile)):
         assert not tags(page) & {"img", "onerror"}
         assert "<script>alert" not in page
         assert not RAW.search(page)
@@ -71,8 +71,8 @@ def test_markdown_escapes_foreign_lines() -> None:
 
 
 def test_table_drops_foreign_escape_sequences() -> None:
-    found = predictions()
-    assert not RAW.search(str(found))
+    hostile = predictions()
+    assert not RAW.search(str(hostile))
 
 
 def test_plain_text_passes_each_escape_unchanged() -> None:
@@ -87,11 +87,11 @@ def test_plain_text_passes_each_escape_unchanged() -> None:
 
 def test_no_other_module_escapes() -> None:
     # A second door would be forgotten when this one learns of a further danger.
-    found = set()
+    modules = set()
     for path in (ROOT / "lightning_predict").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in ("html", "xml.sax.saxutils"):
-                found.add(path.name)
-            if isinstance(node, ast.Import) and {"html", "cgi"} & {one.name for one in node.names}:
-                found.add(path.name)
-    assert found == {"escaping.py"}
+                modules.add(path.name)
+            if isinstance(node, ast.Import) and {"html", "cgi"} & {alias.name for alias in node.names}:
+                modules.add(path.name)
+    assert modules == {"escaping.py"}

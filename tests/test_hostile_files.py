@@ -94,8 +94,8 @@ def mutations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     def mutate(content: bytes) -> bytes:
         for share, kind, piece in edits:
             at = int(share * max(len(content) - 1, 0))
-            if kind == "token" and (found := TOKEN.search(content, at)):
-                content = content[: found.start()] + piece + content[found.end() :]
+            if kind == "token" and (token := TOKEN.search(content, at)):
+                content = content[: token.start()] + piece + content[token.end() :]
             elif kind == "cut":
                 content = content[:at] + content[at + 1 + len(piece) % 7 :]
             elif kind == "byte":

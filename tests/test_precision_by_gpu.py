@@ -26,12 +26,12 @@ def test_gpus_before_ampere_emulate_bfloat16(name: str, emulates: bool) -> None:
 
 
 def test_row_on_old_gpu_equals_prediction_in_float16() -> None:
-    found = lp.predict(TRACE, gpus=["T4", "L4"], iterations=1000, history=False)
+    predictions = lp.predict(TRACE, gpus=["T4", "L4"], iterations=1000, history=False)
     half = lp.predict(in_float16(TRACE), gpus=["T4"], iterations=1000, history=False)
-    assert found["T4"].iteration_seconds == pytest.approx(half["T4"].iteration_seconds)
-    assert (found["T4"].precision, found["L4"].precision) == ("16-mixed", None)
-    assert found.as_dict()["predictions"][0]["precision"] == "16-mixed"
-    text = " ".join(str(found).split())
+    assert predictions["T4"].iteration_seconds == pytest.approx(half["T4"].iteration_seconds)
+    assert (predictions["T4"].precision, predictions["L4"].precision) == ("16-mixed", None)
+    assert predictions.as_dict()["predictions"][0]["precision"] == "16-mixed"
+    text = " ".join(str(predictions).split())
     assert "T4 (16-mixed)" in text
     assert text.count("T4: predicted in 16-mixed, the precision to use there, because bfloat16 is emulated.") == 1
     assert "emulation is assumed" not in text
@@ -42,18 +42,18 @@ def test_row_on_old_gpu_equals_prediction_in_float16() -> None:
 
 def test_gpt2_in_float16_is_faster_than_emulated_bfloat16_on_t4() -> None:
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
-    found = lp.predict(trace, gpus=["T4", "V100-SXM2-32GB"], history=False)
-    assert found["T4"].iteration_seconds < 1.5  # 6.6 s with emulated bfloat16
-    assert found["V100-SXM2-32GB"].iteration_seconds < 0.6  # 2.0 s
+    predictions = lp.predict(trace, gpus=["T4", "V100-SXM2-32GB"], history=False)
+    assert predictions["T4"].iteration_seconds < 1.5  # 6.6 s with emulated bfloat16
+    assert predictions["V100-SXM2-32GB"].iteration_seconds < 0.6  # 2.0 s
 
 
 def test_gpu_without_enough_memory_is_predicted_in_float16_too() -> None:
     """The report and JSON have rows of GPUs on which the step does not fit."""
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
-    found = lp.predict(trace, history=False)
-    assert found["T4"].fits is False
-    emulating = [one for one in found.values() if emulates_bfloat16(one.layout.gpu)]
-    assert {one.precision for one in emulating} == {"16-mixed"}
+    predictions = lp.predict(trace, history=False)
+    assert predictions["T4"].fits is False
+    emulating = [prediction for prediction in predictions.values() if emulates_bfloat16(prediction.layout.gpu)]
+    assert {prediction.precision for prediction in emulating} == {"16-mixed"}
 
 
 def test_the_gpu_of_the_recording_keeps_its_precision() -> None:

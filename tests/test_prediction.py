@@ -46,8 +46,8 @@ def test_predictions_are_in_requested_order_under_catalogue_names() -> None:
 
 
 def test_three_products_take_three_times_one_product() -> None:
-    one = lp.operator_seconds("linear", "T4", dtype="float32", b=1, m=4096, n=4096, k=4096)
-    assert math.isclose(lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds, 3 * float(one))
+    product = lp.operator_seconds("linear", "T4", dtype="float32", b=1, m=4096, n=4096, k=4096)
+    assert math.isclose(lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds, 3 * float(product))
 
 
 def test_run_has_total_cost_and_sample_rate() -> None:
@@ -305,8 +305,8 @@ def test_float8_uses_hopper_rate_and_is_rejected_without_units() -> None:
 
 def coverage_of(operation: Operation, gpu: str = "T4") -> dict[str, float]:
     """Shares of at least a percent: the few launches in addition to an operation do not matter."""
-    found = lp.predict(replace(TRACE, operations=(operation,)), gpus=[gpu])[gpu].coverage
-    return {method: round(share, 2) for method, share in found.items() if share >= 0.01}
+    coverage = lp.predict(replace(TRACE, operations=(operation,)), gpus=[gpu])[gpu].coverage
+    return {method: round(share, 2) for method, share in coverage.items() if share >= 0.01}
 
 
 def test_coverage_is_mlp_only_for_operations_in_the_training_data() -> None:

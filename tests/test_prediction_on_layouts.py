@@ -48,10 +48,10 @@ EIGHT_L4 = Offer(
 
 
 def test_layout_and_its_gpu_have_separate_rows() -> None:
-    found = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4"])
-    assert list(found) == ["L4", "8xL4", "2x8xL4"]
-    assert [one.num_gpus for one in found.values()] == [1, 8, 16]
-    single, eight, sixteen = found.values()
+    predictions = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4"])
+    assert list(predictions) == ["L4", "8xL4", "2x8xL4"]
+    assert [prediction.num_gpus for prediction in predictions.values()] == [1, 8, 16]
+    single, eight, sixteen = predictions.values()
     assert single.communication_seconds == single.added_seconds == 0
     assert eight.iteration_seconds == pytest.approx(single.iteration_seconds + eight.added_seconds)
     assert single.iteration_seconds < eight.iteration_seconds < sixteen.iteration_seconds
@@ -81,33 +81,33 @@ def test_run_of_unknown_length_compares_as_many_samples_as_1000_steps() -> None:
 
 
 def test_layout_is_found_by_each_of_its_names() -> None:
-    found = lp.predict(TRACE, gpus=["8xB200", "g5.48xlarge"])
-    assert list(found) == ["8xB200-SXM-180GB", "8xA10G"]
+    predictions = lp.predict(TRACE, gpus=["8xB200", "g5.48xlarge"])
+    assert list(predictions) == ["8xB200-SXM-180GB", "8xA10G"]
     for name in ("8xB200", "B200:8", "1x8xB200", "8xb200-sxm-180gb"):
-        assert found[name] is found["8xB200-SXM-180GB"]
-        assert name in found
-        assert found.get(name) is found["8xB200-SXM-180GB"]
-    assert found["g5.48xlarge"] is found["8xA10G"]
+        assert predictions[name] is predictions["8xB200-SXM-180GB"]
+        assert name in predictions
+        assert predictions.get(name) is predictions["8xB200-SXM-180GB"]
+    assert predictions["g5.48xlarge"] is predictions["8xA10G"]
     for name in ("B200", "4xB200", "8xL4", "no such thing"):
-        assert name not in found
-        assert found.get(name) is None
+        assert name not in predictions
+        assert predictions.get(name) is None
     with pytest.raises(UnknownGpuError, match=r"No prediction for '4xB200' here\. Predicted: 8xB200-SXM-180GB, 8xA10G"):
-        found["4xB200"]
+        predictions["4xB200"]
 
 
 def test_all_gpus_work_through_the_samples() -> None:
-    found = lp.predict(TRACE, gpus=["L4", "8xL4"], iterations=1000)
-    assert (found["L4"].iterations, found["8xL4"].iterations) == (1000, 125)
-    assert found["8xL4"].samples_per_second == pytest.approx(8 * 8 / found["8xL4"].iteration_seconds)
-    assert found["8xL4"].total_seconds == pytest.approx(125 * found["8xL4"].iteration_seconds)
+    predictions = lp.predict(TRACE, gpus=["L4", "8xL4"], iterations=1000)
+    assert (predictions["L4"].iterations, predictions["8xL4"].iterations) == (1000, 125)
+    assert predictions["8xL4"].samples_per_second == pytest.approx(8 * 8 / predictions["8xL4"].iteration_seconds)
+    assert predictions["8xL4"].total_seconds == pytest.approx(125 * predictions["8xL4"].iteration_seconds)
 
 
 def test_whole_machines_are_paid() -> None:
-    one = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4", "2x4xL4"], iterations=8000, offers=[EIGHT_L4])
-    assert [row.usd_per_hour for row in one.values()] == [8.0, 8.0, 16.0, 16.0]
-    total = one["2x8xL4"].total_seconds
+    predictions = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4", "2x4xL4"], iterations=8000, offers=[EIGHT_L4])
+    assert [row.usd_per_hour for row in predictions.values()] == [8.0, 8.0, 16.0, 16.0]
+    total = predictions["2x8xL4"].total_seconds
     assert total is not None
-    assert one["2x8xL4"].cost_usd == pytest.approx(total / 3600 * 16)
+    assert predictions["2x8xL4"].cost_usd == pytest.approx(total / 3600 * 16)
 
 
 def test_a_rack_costs_the_same_however_its_trays_are_counted() -> None:
@@ -124,17 +124,17 @@ def test_layout_without_a_machine_of_its_size_has_no_price() -> None:
 
 
 def test_user_price_applies_to_a_gpu_or_a_named_layout() -> None:
-    found = lp.predict(TRACE, gpus=["L4", "2x4xL4"], usd_per_hour=0.5)
-    assert [row.usd_per_hour for row in found.values()] == [0.5, 4.0]
+    predictions = lp.predict(TRACE, gpus=["L4", "2x4xL4"], usd_per_hour=0.5)
+    assert [row.usd_per_hour for row in predictions.values()] == [0.5, 4.0]
     named = lp.predict(TRACE, gpus=["L4", "4xL4", "2x4xL4"], usd_per_hour={"L4": 0.5, "2x4xL4": 3.0})
     assert [row.usd_per_hour for row in named.values()] == [0.5, 2.0, 3.0]
 
 
 def test_memory_follows_the_strategy() -> None:
     def memory(gpus: str, strategy: str = "ddp") -> float:
-        found = lp.predict(TRACE, gpus=[gpus], strategy=strategy)[gpus].memory_bytes
-        assert found is not None
-        return found
+        needed = lp.predict(TRACE, gpus=[gpus], strategy=strategy)[gpus].memory_bytes
+        assert needed is not None
+        return needed
 
     single = memory("L4")
     assert memory("8xL4") == single + 2**26  # buckets
@@ -172,9 +172,9 @@ def test_network_of_the_priced_machine_is_used() -> None:
 
 def test_the_search_takes_the_same_network_as_the_prediction() -> None:
     (best,) = lp.best_layouts(TRACE, ["2x8xV100-SXM2-32GB"], count=1)
-    found = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], strategy=best.strategy).items_in_order[0]
-    assert best.prediction.layout == found.layout
-    assert best.prediction.iteration_seconds == pytest.approx(found.iteration_seconds)
+    prediction = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], strategy=best.strategy).items_in_order[0]
+    assert best.prediction.layout == prediction.layout
+    assert best.prediction.iteration_seconds == pytest.approx(prediction.iteration_seconds)
 
 
 def test_measured_links_count() -> None:
@@ -194,13 +194,13 @@ def test_a_run_of_several_processes_is_measured_under_its_layout() -> None:
     used = replace(
         TRACE, device="cuda", gpu_reported_name="NVIDIA L4", step_seconds=(0.5, 0.6, 0.7), world_size=4, num_nodes=2
     )
-    found = predict_workload(
+    predictions = predict_workload(
         used, layouts_of(["L4", "2x2xL4", "8xL4"]), Workload(training_iterations=100), Assumptions()
     )
-    assert found.used_gpu == "2x2xL4"
-    assert found["2x2xL4"].measured_seconds == found["2x2xL4"].iteration_seconds == 0.6
-    assert found["L4"].measured_seconds is None
-    assert [row.iterations for row in found.values()] == [400, 100, 50]
+    assert predictions.used_gpu == "2x2xL4"
+    assert predictions["2x2xL4"].measured_seconds == predictions["2x2xL4"].iteration_seconds == 0.6
+    assert predictions["L4"].measured_seconds is None
+    assert [row.iterations for row in predictions.values()] == [400, 100, 50]
 
 
 @pytest.mark.parametrize(
@@ -236,12 +236,12 @@ def test_pipeline_shows_least_and_most_filled_gpu() -> None:
 def test_sharded_tables_fill_gpus_unequally() -> None:
     trace = lp.Trace.load("examples/dlrm.json.gz")
     name = "3xH200-SXM-141GB"
-    found = lp.predict(trace, [name], strategy="ddp,embedding=table_wise", iterations=100, history=False)
-    need = found[name].memory
+    predictions = lp.predict(trace, [name], strategy="ddp,embedding=table_wise", iterations=100, history=False)
+    need = predictions[name].memory
     assert need.least_filled_bytes is not None
     assert need.memory_bytes is not None
     assert 0 < need.least_filled_bytes < need.memory_bytes
-    assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in str(found)
+    assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in str(predictions)
 
 
 def test_an_unknown_gpu_in_a_layout() -> None:
@@ -254,6 +254,6 @@ def test_an_unknown_gpu_in_a_layout() -> None:
 )
 def test_more_gpus_never_increase_the_work_per_gpu(name: str, exponent: int, nodes: int) -> None:
     layout = f"{nodes}x{2**exponent}x{name}"
-    found = lp.predict(TRACE, gpus=[name, f"1x1x{name}", layout, f"1x{2 ** (exponent + 1)}x{name}"])
-    assert found[name] == lp.predict(TRACE, gpus=[name], strategy="fsdp")[name]
-    assert {row.device_seconds for row in found.values()} == {found[name].device_seconds}
+    predictions = lp.predict(TRACE, gpus=[name, f"1x1x{name}", layout, f"1x{2 ** (exponent + 1)}x{name}"])
+    assert predictions[name] == lp.predict(TRACE, gpus=[name], strategy="fsdp")[name]
+    assert {row.device_seconds for row in predictions.values()} == {predictions[name].device_seconds}

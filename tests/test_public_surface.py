@@ -80,7 +80,7 @@ def test_package_in_an_archive_says_what_to_do(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for file in (package / "__init__.py", *(package / "base").glob("*.py")):
             archive.write(file, file.relative_to(package.parent))
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import lightning_predict"],
         env=os.environ | {"PYTHONPATH": str(tmp_path / "all.zip")},
         cwd=tmp_path,
@@ -88,8 +88,8 @@ def test_package_in_an_archive_says_what_to_do(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "cannot run from an archive" in found.stderr
-    assert found.returncode == 1
+    assert "cannot run from an archive" in process.stderr
+    assert process.returncode == 1
 
 
 def test_the_import_test_can_fail() -> None:

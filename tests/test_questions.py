@@ -19,7 +19,7 @@ ANSWER = re.compile(
 
 def answers() -> dict[str, re.Match[str]]:
     """The commands of the page whose output it shows, each with the paragraphs that it shows."""
-    return {found["command"]: found for found in ANSWER.finditer(PAGE.read_text(encoding="utf-8"))}
+    return {answer["command"]: answer for answer in ANSWER.finditer(PAGE.read_text(encoding="utf-8"))}
 
 
 def test_a_dozen_questions_have_an_answer() -> None:
@@ -62,7 +62,7 @@ def test_answer_equals_command_output(
 def test_large_models_lie_near_published_runs(
     model: str, gpus: int, published: float, flops_per_token: float, peak: float
 ) -> None:
-    (shown,) = (found["shown"] for command, found in answers().items() if f"/{model}." in command)
+    (shown,) = (answer["shown"] for command, answer in answers().items() if f"/{model}." in command)
     headers, _, row = (re.split(r"\s{2,}", line.strip()) for line in shown.split("\n\n")[1].splitlines())
     each = float(row[headers.index("tokens/s")].replace(",", "")) / gpus
     assert each == pytest.approx(published, rel=0.3)

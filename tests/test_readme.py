@@ -27,9 +27,9 @@ def test_code_runs(block: str, tmp_path: Path) -> None:
 
 def commands() -> list[str]:
     """The commands of the README, without the model that needs libraries of its own."""
-    found = re.findall(r"^lightning-predict [^#\n]*", README.read_text(), re.MULTILINE)
-    assert len(found) == 13
-    return [command.strip() for command in found]
+    matches = re.findall(r"^lightning-predict [^#\n]*", README.read_text(), re.MULTILINE)
+    assert len(matches) == 13
+    return [command.strip() for command in matches]
 
 
 @pytest.mark.parametrize("command", commands())
@@ -89,7 +89,7 @@ def test_demo_trains_and_recommends_a_gpu(tmp_path: Path) -> None:
     assert re.search(r"steps × batch 128, float32, recorded on this CPU at step \d", heading)  # noqa: RUF001
     below = lines[lines.index(heading) :]
     first = next(place for place, line in enumerate(below) if line.startswith("this CPU  "))
-    names = {one.name for one in layouts_to_predict("all")}
+    names = {layout.name for layout in layouts_to_predict("all")}
     assert below[first + 1].split()[0] in names  # the best of the GPUs with a current price
     left = next(line for line in lines if " left on this CPU: too short to move the run." in line)
     # A minute or less, or a cent's worth, is too little for any advice; on a busy machine the same steps take minutes.

@@ -77,8 +77,8 @@ def test_before_torch_2_0_gradients_are_zeroed_and_updates_launched_singly(step:
     # SGD with momentum: buf.mul_, buf.add_ and param.add_, for each tensor or for all together.
     assert launches(old, "optimizer") == 4 * 3
     assert launches(step, "optimizer") == 3
-    zeros = [one for one in old.operations if one.name == "aten::zero_"]
-    assert sorted(one.inputs[0].shape for one in zeros) == [(64,), (64,), (64, 64), (64, 64)]
+    zeros = [operation for operation in old.operations if operation.name == "aten::zero_"]
+    assert sorted(operation.inputs[0].shape for operation in zeros) == [(64,), (64,), (64, 64), (64, 64)]
 
 
 def test_gradient_additions_run_in_reverse_parameter_order(step: Trace) -> None:
@@ -86,7 +86,7 @@ def test_gradient_additions_run_in_reverse_parameter_order(step: Trace) -> None:
     phases = [operation.phase for operation in old.operations]
     assert phases == sorted(phases, key=["other", "forward", "backward", "optimizer"].index)
     added = [one for one in old.operations if one.name == "aten::add_" and one.phase == "backward"]
-    assert [one.inputs[0].shape for one in added] == [(64,), (64, 64), (64,), (64, 64)]
+    assert [operation.inputs[0].shape for operation in added] == [(64,), (64, 64), (64,), (64, 64)]
 
 
 def test_a_current_release_changes_no_operation(step: Trace) -> None:
@@ -96,7 +96,7 @@ def test_a_current_release_changes_no_operation(step: Trace) -> None:
     old = for_torch_release(step, "1.13")
     assert for_torch_release(old, "1.11").operations == old.operations
     asked_again = for_torch_release(replace(old, software={"torch": "2.1"}), "1.8")
-    assert [one.name for one in asked_again.operations] == [one.name for one in old.operations]
+    assert [operation.name for operation in asked_again.operations] == [operation.name for operation in old.operations]
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_measured_kernels_keep_their_release(step: Trace) -> None:
         gpu_reported_name="Tesla T4",
         software={"torch": "2.4.1"},
     )
-    found = lp.predict(measured, ["L4"], release="1.13")
-    assert any("release='1.13' is not used" in note and "under torch 2.4.1" in note for note in found.notes)
-    assert found["L4"].iteration_seconds == lp.predict(measured, ["L4"])["L4"].iteration_seconds
+    predictions = lp.predict(measured, ["L4"], release="1.13")
+    assert any("release='1.13' is not used" in note and "under torch 2.4.1" in note for note in predictions.notes)
+    assert predictions["L4"].iteration_seconds == lp.predict(measured, ["L4"])["L4"].iteration_seconds
 
 
 @pytest.mark.parametrize("release", ["", "new", 2.1, "2.1x", "2.6 ", "2.1."])
@@ -176,11 +176,11 @@ def test_host_class_sets_time_and_interval(step: Trace) -> None:
     by_host = {name: lp.predict(step, ["T4"], host=name)["T4"] for name in HOSTS}
     unknown = lp.predict(step, ["T4"])["T4"]
     for name, host in HOSTS.items():
-        found = by_host[name]
+        prediction = by_host[name]
         assert host.spread is not None
-        assert found.iteration_seconds == pytest.approx(host.factor * unknown.iteration_seconds)
+        assert prediction.iteration_seconds == pytest.approx(host.factor * unknown.iteration_seconds)
         # The host bounds the step, so that its interval is the step's.
-        assert found.iteration_seconds_high / found.iteration_seconds == pytest.approx(host.spread, rel=1e-3)
+        assert prediction.iteration_seconds_high / prediction.iteration_seconds == pytest.approx(host.spread, rel=1e-3)
     assert unknown.iteration_seconds_high / unknown.iteration_seconds == pytest.approx(SLOWEST_HOST, rel=1e-3)
 
 
@@ -210,14 +210,14 @@ def profiled_on_t4(step: Trace, **fields: object) -> Trace:
     """The step as a profiler records it on a T4: each operation takes 100 us of the CPU and 1 us of the GPU."""
     timed = [
         replace(
-            one,
+            operation,
             kernels=(
                 replace(GEMM, seconds=1e-6, start_seconds=begins, launch_start_seconds=begins, launch_seconds=1e-5),
             ),
             host_start_seconds=begins,
             host_seconds=1e-4,
         )
-        for number, one in enumerate(step.operations)
+        for number, operation in enumerate(step.operations)
         for begins in (number * 1e-4,)
     ]
     trace = replace(step, operations=tuple(timed), device="cuda", recorder="profiler", gpu_reported_name="Tesla T4")
@@ -242,10 +242,10 @@ def test_host_class_is_refused_if_cpu_was_measured(step: Trace) -> None:
 
 
 def test_unknown_host_of_a_server_gpu_takes_longer_than_the_table(step: Trace) -> None:
-    found = lp.predict(step, ["H100-SXM-80GB", "H100-PCIe-80GB", "A100-SXM-80GB", "RTX-4090"])
-    table = found["A100-SXM-80GB"].host_seconds
-    assert found["H100-SXM-80GB"].host_seconds == pytest.approx(SERVER_HOST * table)
-    assert found["H100-PCIe-80GB"].host_seconds == pytest.approx(table)
+    predictions = lp.predict(step, ["H100-SXM-80GB", "H100-PCIe-80GB", "A100-SXM-80GB", "RTX-4090"])
+    table = predictions["A100-SXM-80GB"].host_seconds
+    assert predictions["H100-SXM-80GB"].host_seconds == pytest.approx(SERVER_HOST * table)
+    assert predictions["H100-PCIe-80GB"].host_seconds == pytest.approx(table)
     asked = lp.predict(step, ["H100-SXM-80GB", "RTX-4090"], host="median")
     assert asked["H100-SXM-80GB"].host_seconds == pytest.approx(asked["RTX-4090"].host_seconds)
-    assert any("A usual server's CPU needs" in note for note in found["H100-SXM-80GB"].notes)
+    assert any("A usual server's CPU needs" in note for note in predictions["H100-SXM-80GB"].notes)

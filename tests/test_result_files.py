@@ -72,9 +72,9 @@ def test_single_figures_are_printed_and_kept(tmp_path: Path, capsys: pytest.Capt
     write_run(console, "speed-prediction", None)
     write_run(console, "speed-prediction", tmp_path)
     (path,) = tmp_path.iterdir()
-    one = read_result(path.stem, tmp_path)
-    assert one.figure("one call") == Figure(name="one call", value="0.30", unit="s")
-    assert one.cases == 1
+    result = read_result(path.stem, tmp_path)
+    assert result.figure("one call") == Figure(name="one call", value="0.30", unit="s")
+    assert result.cases == 1
 
 
 def test_measured_values_that_may_not_be_copied_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

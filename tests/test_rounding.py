@@ -22,7 +22,7 @@ def by_haswell() -> Found:
     return predicted("HASWELL")
 
 
-@pytest.mark.parametrize("kernel", [one for one in KERNELS if one != "HASWELL"])
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "HASWELL"])
 def test_every_blas_kernel_gives_the_same_fields_and_labels(kernel: str, by_haswell: Found) -> None:
     if not supports(kernel):
         pytest.skip(f"this processor cannot run OpenBLAS's {kernel}")
@@ -33,8 +33,8 @@ def test_noise_of_a_network_moves_no_label(by_haswell: Found, monkeypatch: pytes
     exact, draw = models.predict_log_utilisations, np.random.default_rng(1)
 
     def noisy(*arguments: Any) -> Array:
-        found = exact(*arguments)
-        changed: Array = found + draw.uniform(-NOISE, NOISE, found.shape)
+        values = exact(*arguments)
+        changed: Array = values + draw.uniform(-NOISE, NOISE, values.shape)
         return changed
 
     monkeypatch.setattr(models, "predict_log_utilisations", noisy)

@@ -7,28 +7,28 @@ from lightning_predict.testing import SMALL_GPU, Clock, example_offer, example_p
 
 
 def test_a_trace_a_gpu_and_prices_are_enough_to_predict_with() -> None:
-    found = lp.predict(example_trace(), gpus=[SMALL_GPU], history=False)["SMALL"]
+    prediction = lp.predict(example_trace(), gpus=[SMALL_GPU], history=False)["SMALL"]
     # Three products of 2 x 512^3 FLOPs at 1 TFLOP/s take 0.81 ms at least.
-    assert found.device_seconds >= 3 * 2 * 512**3 / 1e12
-    assert found.gpu == "SMALL"
+    assert prediction.device_seconds >= 3 * 2 * 512**3 / 1e12
+    assert prediction.gpu == "SMALL"
 
 
 def test_offers_are_a_price_list() -> None:
-    found = lp.predict(
+    prediction = lp.predict(
         example_trace(samples=16),
         gpus=["T4"],
         iterations=1000,
         offers=[example_offer("T4", 0.35), example_offer("L4", 0.7)],
         history=False,
     )["T4"]
-    assert found.usd_per_hour == 0.35
+    assert prediction.usd_per_hour == 0.35
 
 
 def test_values_of_a_prediction_change_by_their_flat_names() -> None:
-    one = with_values(example_prediction("T4"), cost_usd=1.12, iteration=Interval(0.4, 0.5, 0.6))
-    assert (one.cost_usd, one.iteration_seconds_high) == (1.12, 0.6)
+    prediction = with_values(example_prediction("T4"), cost_usd=1.12, iteration=Interval(0.4, 0.5, 0.6))
+    assert (prediction.cost_usd, prediction.iteration_seconds_high) == (1.12, 0.6)
     with pytest.raises(InvalidArgumentError, match=r"A prediction has no colour; give names of its values\."):
-        with_values(one, colour=1)
+        with_values(prediction, colour=1)
 
 
 def test_fake_clock_advances_on_request() -> None:

@@ -59,7 +59,7 @@ def test_half_precision_adds_the_casts_of_autocast(traces: dict[int, Trace]) -> 
     assert {tensor.dtype for operation in optimizer for tensor in operation.inputs} == {"float32"}
     casts = [one for one in half.operations if one.name == "aten::_to_copy" and one.phase != "optimizer"]
     # Two weights, two biases and the rows down, the result up, its gradient down, four gradients of parameters up.
-    assert sorted(one.outputs[0].dtype for one in casts) == 6 * ["bfloat16"] + 5 * ["float32"]
+    assert sorted(cast.outputs[0].dtype for cast in casts) == 6 * ["bfloat16"] + 5 * ["float32"]
     assert "with the casts that follow from its lists" in half.notes[-1]
 
 
@@ -109,8 +109,8 @@ def test_a_batch_in_the_second_dimension_is_scaled() -> None:
     small, large = (lp.capture(step_of_sequences(size), warmup_steps=0, samples_per_step=size) for size in (6, 12))
     scaled = with_samples(small, 12)
     for got, wanted in zip(scaled.operations, large.operations, strict=True):
-        assert [one.shape for one in got.inputs] == [one.shape for one in wanted.inputs], got.name
-        assert [one.shape for one in got.outputs] == [one.shape for one in wanted.outputs], got.name
+        assert [tensor.shape for tensor in got.inputs] == [tensor.shape for tensor in wanted.inputs], got.name
+        assert [tensor.shape for tensor in got.outputs] == [tensor.shape for tensor in wanted.outputs], got.name
 
 
 def step_of_words() -> None:
@@ -216,7 +216,7 @@ def test_casts_of_biases_and_branches_equal_a_step_under_autocast(
     name, precision = "A100-SXM-80GB", {"float16": "16-mixed", "bfloat16": "bf16-mixed"}[dtype]
     recorded = lp.capture(kind(), warmup_steps=0, precision=precision)
     converted = in_precision(lp.capture(kind(), warmup_steps=0), dtype)
-    wanted, got = (lp.predict(one, [name], history=False)[name].device_seconds for one in (recorded, converted))
+    wanted, got = (lp.predict(trace, [name], history=False)[name].device_seconds for trace in (recorded, converted))
     # The conversion keeps two gradients of the eager block in float32, which autograd casts down before they are
     # computed: 0.5 times one of 8192 x 1024 values (35.4 instead of 8.9 us), and in bfloat16 the division of one of
     # 16 x 512 x 512 (8.9 instead of 5.4 us). These are 30 of 1,908 us.
@@ -251,13 +251,13 @@ def compare_with_autocast(kind: Callable[[], Callable[[], None]], name: str) -> 
     """What if in 16 bits, from float32, against the same step recorded under autocast."""
     recorded = lp.capture(kind(), warmup_steps=0, precision="bf16-mixed")
     converted = in_precision(lp.capture(kind(), warmup_steps=0), "bfloat16")
-    wanted, got = (lp.predict(one, [name], history=False)[name].device_seconds for one in (recorded, converted))
+    wanted, got = (lp.predict(trace, [name], history=False)[name].device_seconds for trace in (recorded, converted))
     assert got == pytest.approx(wanted, rel=0.02)
 
 
 def test_batch_norm_activations_and_pooling_use_16_bits() -> None:
     half = in_precision(lp.capture(step_of_images, warmup_steps=0), "float16")
-    by_name = {one.name: one for one in half.operations if one.phase == "forward"}
+    by_name = {operation.name: operation for operation in half.operations if operation.phase == "forward"}
     for name in ("aten::native_batch_norm", "aten::relu", "aten::add", "aten::max_pool2d_with_indices"):
         assert (by_name[name].inputs[0].dtype, by_name[name].outputs[0].dtype) == ("float16", "float16"), name
     statistics = by_name["aten::native_batch_norm"]

@@ -52,17 +52,17 @@ def run(name: str, data: Path, cache: Path | None, result: Path | None) -> int:
     if name == OWN_GPU:
         for table in forecast_tables(scored):
             console.print(table)
-    for reason, count in Counter(one.reason for one in unscored).most_common():
+    for reason, count in Counter(case.reason for case in unscored).most_common():
         console.print(f"not predicted: {count} case(s), {reason}")
     if result is None or not scored:
         return int(not scored)
-    found = console.result(about, published=published_cases(scored, about))
+    current = console.result(about, published=published_cases(scored, about))
     if name == OWN_GPU and (result / f"{name}.json").is_file():
-        refused = why_refused(read_result(name, result), found)
+        refused = why_refused(read_result(name, result), current)
         if refused is not None:
             print(f"{name}: not written, {refused}", file=sys.stderr)
             return 1
-    write_result(found, result)
+    write_result(current, result)
     return 0
 
 

@@ -138,9 +138,9 @@ def _modules() -> list[object]:
 
 
 def _clear_caches() -> None:
-    for found in gc.get_objects():
-        if isinstance(found, functools._lru_cache_wrapper) and str(found.__module__).startswith(PACKAGE):
-            found.cache_clear()
+    for cached in gc.get_objects():
+        if isinstance(cached, functools._lru_cache_wrapper) and str(cached.__module__).startswith(PACKAGE):
+            cached.cache_clear()
 
 
 def scores(rows: Mapping[str, Sequence[Case]], cache: Path) -> dict[str, Score]:
@@ -150,13 +150,13 @@ def scores(rows: Mapping[str, Sequence[Case]], cache: Path) -> dict[str, Score]:
         rows: Cases by table.
         cache: Folder that keeps recorded steps.
     """
-    found = {}
+    results = {}
     for table, cases in rows.items():
         scored, _ = runner.score(cases, cache=cache)
         if scored:
-            error = statistics.fmean(abs(one.error) for one in scored)
-            found[table] = Score(len(scored), error, statistics.fmean(one.is_inside for one in scored))
-    return found
+            error = statistics.fmean(abs(prediction.error) for prediction in scored)
+            results[table] = Score(len(scored), error, statistics.fmean(prediction.is_inside for prediction in scored))
+    return results
 
 
 def sampled(cases: Sequence[Case], every: int) -> tuple[Case, ...]:
@@ -191,21 +191,21 @@ def ablate(
     groups: dict[str, list[Constant]] = defaultdict(list)
     for constant in read_constants():
         groups[constant.group].append(constant)
-    found = [("none", "", before, True)]
+    rows = [("none", "", before, True)]
     for group, constants in groups.items():
         with neutral(constants):
             after = score(f"{group}|all")
         matters = worth(before, after) >= POINTS_TO_KEEP
-        found.append((group, "all", after, matters))
+        rows.append((group, "all", after, matters))
         for constant in constants if len(constants) > 1 else ():
             name = f"{group}|{constant.name}"
             if name not in kept and (groups_only or not (single or matters)):
                 continue
             with neutral([constant]):
                 own = score(name)
-            found.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
+            rows.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
         console.print(f"{group}: {'matters' if matters else 'costs nothing here'}", style="dim")
-    return _table(before, found)
+    return _table(before, rows)
 
 
 Kept = dict[str, dict[str, list[float]]]
@@ -214,8 +214,8 @@ Kept = dict[str, dict[str, list[float]]]
 
 def read_scores(file: Path | None) -> Kept:
     """Read the scores that an earlier run kept; empty without a file."""
-    found: Kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
-    return found
+    kept: Kept = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+    return kept
 
 
 def keeping(known: Kept, file: Path | None, measure: Callable[[], Scores]) -> Callable[[str], Scores]:
@@ -224,7 +224,7 @@ def keeping(known: Kept, file: Path | None, measure: Callable[[], Scores]) -> Ca
     def score(name: str) -> Scores:
         if name not in known:
             own = measure()
-            known[name] = {table: [one.cases, 100 * one.error, 100 * one.inside] for table, one in own.items()}
+            known[name] = {table: [score.cases, 100 * score.error, 100 * score.inside] for table, score in own.items()}
             if file is not None:
                 file.write_text(json.dumps(known, indent=1), encoding="utf-8")
         return {
@@ -252,8 +252,8 @@ def _table(before: Mapping[str, Score], found: Sequence[tuple[str, str, Mapping[
         (*(f"{name} %" for name in before), *(f"{name} in 90 %" for name in before), "keep"),
     )
     for group, name, scored, keeps in found:
-        errors = [f"{100 * scored[one].error:.2f}" for one in before]
-        inside = [f"{100 * scored[one].inside:.1f}" for one in before]
+        errors = [f"{100 * scored[key].error:.2f}" for key in before]
+        inside = [f"{100 * scored[key].inside:.1f}" for key in before]
         table.add_row(group, name, *errors, *inside, "yes" if keeps else "no")
     return table
 

@@ -186,15 +186,15 @@ class Probe(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Note the predictions that are valid now."""
-        found = self.predictor.predictions
-        if found is None:
+        predictions = self.predictor.predictions
+        if predictions is None:
             return
-        self.first = self.first or found
+        self.first = self.first or predictions
         if trainer.current_epoch != self.after or self.expected:
             return
         epochs = EPOCHS / (EPOCHS - self.after)
         for name in GPUS:
-            first, now = self.first[name], found[name]
+            first, now = self.first[name], predictions[name]
             training, rest = now.run.training_seconds or 0.0, now.remaining_seconds or 0.0
             steps = (first.iterations or 0) / (now.iterations or 1)
             self.expected[name] = training * steps + (rest - training) * epochs
@@ -213,7 +213,7 @@ def errors(script: Script) -> dict[str, tuple[float, float, bool]]:
             callbacks=[predictor, *more, probe],
             default_root_dir=folder,
             logger=CSVLogger(folder) if script.logs else False,
-            enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in more),
+            enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
             enable_progress_bar=False,
             enable_model_summary=False,
             **script.options,
@@ -247,25 +247,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     heads = tuple(f"{name} {what}" for name in GPUS for what in ("first s", "error %"))
     table = report_table("First total against that after an epoch (*: outside the interval)", ("script",), heads)
-    found: list[tuple[float, bool]] = []
+    outcomes: list[tuple[float, bool]] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = os.path.join(folder, "history.jsonl")
         for name in options.scripts or SCRIPTS:
             of_script = errors(SCRIPTS[name])
             worst = max(abs(error) for _, error, _ in of_script.values())
-            found.append((worst, all(holds for *_, holds in of_script.values())))
+            outcomes.append((worst, all(holds for *_, holds in of_script.values())))
             cells = [
                 text
                 for first, error, holds in of_script.values()
                 for text in (f"{first:.3g}", f"{100 * error:+.1f}{'' if holds else '*'}")
             ]
             table.add_row(name, *cells)
-    median = 100 * statistics.median(error for error, _ in found)
-    inside = sum(holds for _, holds in found)
+    median = 100 * statistics.median(error for error, _ in outcomes)
+    inside = sum(holds for _, holds in outcomes)
     console = ResultConsole(width=120)
     console.print(table)
     console.print(
-        f"Inside the interval on both GPUs: {inside} of {len(found)}. Median of the larger error: {median:.1f} %"
+        f"Inside the interval on both GPUs: {inside} of {len(outcomes)}. Median of the larger error: {median:.1f} %"
     )
     write_run(console, "first-totals", options.result)
 

@@ -127,7 +127,7 @@ def soup(run: dict[str, Any]) -> Answer:
 def answers(runs: list[dict[str, Any]]) -> list[dict[str, Answer]]:
     """Ask each tool about each run."""
     tools: tuple[Callable[[dict[str, Any]], Answer], ...] = (fitcheck, ftuneai, canifinetune, soup)
-    found = []
+    replies = []
     for run in runs:
         told: dict[str, Answer] = {}
         for ask in tools:
@@ -138,8 +138,8 @@ def answers(runs: list[dict[str, Any]]) -> list[dict[str, Answer]]:
             except Exception as error:  # a tool may refuse a model, a GPU or a method in words of its own
                 answer = {"refused": f"{type(error).__name__}: {error}"}
             told[ask.__name__] = {**answer, "took": time.perf_counter() - began}
-        found.append(told)
-    return found
+        replies.append(told)
+    return replies
 
 
 if __name__ == "__main__":

@@ -140,12 +140,12 @@ def _ours(when: Case, memory: Case) -> dict[str, float]:
     """Return what this package predicts, with the seconds that it took, recording included."""
     began = time.perf_counter()
     trace = when.step.record()
-    one = lp.predict(trace, [when.gpu], iterations=1000, strategy=when.strategy, release=when.release)[when.gpu]
-    size = one.memory.process if memory.quantity == "process" else one.memory.reserved
+    prediction = lp.predict(trace, [when.gpu], iterations=1000, strategy=when.strategy, release=when.release)[when.gpu]
+    size = prediction.memory.process if memory.quantity == "process" else prediction.memory.reserved
     if size is None:
         raise RuntimeError(f"{when.model} on the {when.gpu} has no memory; record it on the meta device.")
     took = time.perf_counter() - began
-    return {"seconds": one.iteration_seconds, "memory": size.middle, "took": took}
+    return {"seconds": prediction.iteration_seconds, "memory": size.middle, "took": took}
 
 
 def _steps_of_peer(when: Case) -> float:
@@ -179,7 +179,7 @@ def main() -> None:
                 answer["seconds"] *= times
                 own["seconds"].append(answer["seconds"] / when.measured - 1)
                 own["a100"] += own["seconds"][-1:] if run.gpu.startswith("A100") else []
-        words = ", ".join(f"{tool} {_said(one, when, memory)}" for tool, one in told.items())
+        words = ", ".join(f"{tool} {_said(reply, when, memory)}" for tool, reply in told.items())
         print(f"{run.model} {run.length} on {run.gpu}: {words}")
     console = ResultConsole(width=120)
     table = Table(title="fine-tuning runs")

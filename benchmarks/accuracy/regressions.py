@@ -50,8 +50,8 @@ def regress(*words: str) -> dict[str, Any]:
         code = command_line(["regress", *words, "--json"])
     if code:
         raise ValueError(f"regress {' '.join(words)} ended with {code}.")
-    found: dict[str, Any] = json.loads(printed.getvalue())
-    return found
+    answer: dict[str, Any] = json.loads(printed.getvalue())
+    return answer
 
 
 def _table(folder: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -78,9 +78,9 @@ def faster_gpus(data: Path) -> Iterator[Scored]:
             for case in cases:
                 if speeds[case.gpu] > middle:
                     setting = ("--iterations", "1", "--batch-sizes", str(_batch(case)), "--gpus", case.gpu)
-                    (found,) = regress(table, *setting)["predictions"]
-                    if found["seconds"]:
-                        yield Scored(case=case, predicted=_bounds(found))
+                    (prediction,) = regress(table, *setting)["predictions"]
+                    if prediction["seconds"]:
+                        yield Scored(case=case, predicted=_bounds(prediction))
 
 
 def _batch(case: Case) -> int:
@@ -102,8 +102,8 @@ def larger_batches() -> Iterator[Scored]:
             table = _table(folder, ("seconds", "iterations", "batch_size", "gflops"), rows)
             sized = ",".join(map(str, larger))
             found = regress(table, "--iterations", "1", "--batch-sizes", sized, "--gflops", CPU_GFLOPS)["predictions"]
-        for size, one in zip(larger, found, strict=True):
-            yield Scored(case=_cpu_case(name, size, seconds[str(size)], NETWORKS[name]), predicted=_bounds(one))
+        for size, prediction in zip(larger, found, strict=True):
+            yield Scored(case=_cpu_case(name, size, seconds[str(size)], NETWORKS[name]), predicted=_bounds(prediction))
 
 
 def from_layers() -> Iterator[Scored]:

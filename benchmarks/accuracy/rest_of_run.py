@@ -275,18 +275,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(THREADS)
     heads = ("after the capture %", *(f"{moment} steps %" for moment in MOMENTS[1:]))
     table = report_table("Error of the remaining time (*: outside the interval)", ("kind",), ("took s", *heads))
-    found: dict[int, list[float]] = {moment: [] for moment in MOMENTS}
+    deviations: dict[int, list[float]] = {moment: [] for moment in MOMENTS}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = os.path.join(folder, "history.jsonl")
         for name in options.kinds or KINDS:
             seconds, of_kind = errors(KINDS[name])
             for moment, (error, _) in of_kind.items():
-                found[moment].append(abs(error))
+                deviations[moment].append(abs(error))
             said = {moment: f"{100 * error:+.1f}{'' if holds else '*'}" for moment, (error, holds) in of_kind.items()}
             table.add_row(name, f"{seconds:.1f}", *(said.get(moment, "") for moment in MOMENTS))
     table.add_section()
     for title, statistic in (("mean |error|", statistics.mean), ("worst", max)):
-        cells = (f"{100 * statistic(found[moment]):.1f}" if found[moment] else "" for moment in MOMENTS)
+        cells = (f"{100 * statistic(deviations[moment]):.1f}" if deviations[moment] else "" for moment in MOMENTS)
         table.add_row(title, "", *cells)
     console = ResultConsole(width=120)
     console.print(table)

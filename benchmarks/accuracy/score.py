@@ -148,7 +148,7 @@ def without_pauses(trace: lp.Trace) -> lp.Trace:
     """Remove the pauses of the recording machine, which runs other work than the recording at the same time."""
     if trace.kernels or not any(operation.python_seconds for operation in trace.operations):
         return trace
-    return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))
+    return replace(trace, operations=tuple(replace(operation, python_seconds=0.0) for operation in trace.operations))
 
 
 def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None) -> Iterator[Scored]:
@@ -178,8 +178,8 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
         for step, count in first.further
     ]
     for case in cases:
-        found = predictions[case.gpu]
-        bounds = figure_of(found, case.quantity)
+        prediction = predictions[case.gpu]
+        bounds = figure_of(prediction, case.quantity)
         if bounds is None:
             raise lp.LightningPredictError(f"no {TITLES[case.quantity]} is predicted.")
         if case.quantity == "time":

@@ -137,8 +137,8 @@ def optimum(problem: PlanningProblem, *, seconds: float) -> tuple[float, float]:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     has_plan = solver.solve(model) in {cp_model.OPTIMAL, cp_model.FEASIBLE}
-    found = solver.objective_value / USD_UNITS if has_plan else math.inf
-    return found, solver.best_objective_bound / USD_UNITS
+    best = solver.objective_value / USD_UNITS if has_plan else math.inf
+    return best, solver.best_objective_bound / USD_UNITS
 
 
 def _add_rental(
@@ -198,13 +198,13 @@ def compared(problem: PlanningProblem, *, seconds: float) -> Comparison:
     plan = cheapest_plan(problem)
     took = time.perf_counter() - started
     rules = [cheapest_plan(problem, method=name) for name in RULE_NAMES]
-    found, proven = optimum(problem, seconds=seconds)
+    best, proven = optimum(problem, seconds=seconds)
     return Comparison(
         jobs=len(problem.jobs),
         is_at_once=all(job.release_seconds == 0 for job in problem.jobs),
         plan_usd=plan.total_usd,
         rule_usd=min(rule.total_usd for rule in rules),
-        found_usd=min(found, plan.total_usd),
+        found_usd=min(best, plan.total_usd),
         bound_usd=max(proven, work_usd(problem)),
         seconds=took,
     )
@@ -217,21 +217,21 @@ def report(found: Sequence[Comparison]) -> Table:
         ("problems",),
         ("n", "proven", "median %", "mean %", "worst %", "above the bound, mean %", "best rule, mean %", "seconds"),
     )
-    later, start = ([one for one in found if one.is_at_once is known] for known in (False, True))
-    groups = [(f"{jobs} jobs", [one for one in later if one.jobs == jobs]) for jobs in JOBS]
+    later, start = ([row for row in found if row.is_at_once is known] for known in (False, True))
+    groups = [(f"{jobs} jobs", [row for row in later if row.jobs == jobs]) for jobs in JOBS]
     for name, rows in (("later", later), ("at once", start)):
-        groups += [(f"{name}, proven", [one for one in rows if one.is_proven]), (f"{name}, all", rows)]
+        groups += [(f"{name}, proven", [row for row in rows if row.is_proven]), (f"{name}, all", rows)]
     for name, rows in groups:
         if rows:
-            above = [100 * (one.plan_usd / one.found_usd - 1) for one in rows]
+            above = [100 * (row.plan_usd / row.found_usd - 1) for row in rows]
             table.add_row(
                 name,
                 str(len(rows)),
-                str(sum(one.is_proven for one in rows)),
+                str(sum(row.is_proven for row in rows)),
                 *(f"{of(above):.1f}" for of in (statistics.median, statistics.mean, max)),
-                f"{statistics.mean(100 * (one.plan_usd / one.bound_usd - 1) for one in rows):.1f}",
-                f"{statistics.mean(100 * (one.rule_usd / one.found_usd - 1) for one in rows):.1f}",
-                f"{statistics.mean(one.seconds for one in rows):.1f}",
+                f"{statistics.mean(100 * (row.plan_usd / row.bound_usd - 1) for row in rows):.1f}",
+                f"{statistics.mean(100 * (row.rule_usd / row.found_usd - 1) for row in rows):.1f}",
+                f"{statistics.mean(row.seconds for row in rows):.1f}",
             )
     return table
 
@@ -246,13 +246,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
     console = ResultConsole(width=WIDTH)
-    found = []
+    rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         later = list(problems(options.problems))
         start = [at_once(problem) for problem in later if len(problem.jobs) <= MOST_AT_ONCE]
         for problem in progress.track([*later, *start]):
-            found.append(compared(problem, seconds=options.seconds))  # noqa: PERF401 - one progress step each
-    console.print(report(found))
+            rows.append(compared(problem, seconds=options.seconds))  # noqa: PERF401 - one progress step each
+    console.print(report(rows))
     write_run(console, "optimum", options.result)
     return 0
 

@@ -139,7 +139,7 @@ def report(found: Sequence[Promise]) -> Table:
         ("n", "dearer by over 1 %", "mean saving %", "least saving %"),
     )
     for name in RULE_NAMES:
-        ratios = [one.plan_usd / one.rule_usd[name] for one in found]
+        ratios = [plan.plan_usd / plan.rule_usd[name] for plan in found]
         table.add_row(
             name,
             str(len(ratios)),
@@ -152,11 +152,11 @@ def report(found: Sequence[Promise]) -> Table:
 
 def deadlines(found: Sequence[Promise]) -> Table:
     """Return the table of deadlines."""
-    every = sum(len(one.in_time) for one in found)
+    every = sum(len(plan.in_time) for plan in found)
     table = report_table(
         "Deadlines that plans promise with 90 %", ("deadlines",), ("n", "mean chance %", "least %", "below 85 %")
     )
-    table.add_row(f"promised, of {every}", *_cells([chance for one in found for chance in one.kept]))
+    table.add_row(f"promised, of {every}", *_cells([chance for plan in found for chance in plan.kept]))
     return table
 
 
@@ -168,11 +168,11 @@ def decisions(found: Mapping[str, Sequence[Promise]]) -> Table:
         ("n", "mean chance %", "least %", "below 85 %"),
     )
     for lateness, own in found.items():
-        free = [one.in_time[name] for one in own if one.cheaper is None for name in one.promised]
-        deciding = [one.in_time[name] for one in own for name in one.deciding]
-        rest = [one.in_time[name] for one in own if one.cheaper for name in set(one.promised) - set(one.deciding)]
+        free = [plan.in_time[name] for plan in own if plan.cheaper is None for name in plan.promised]
+        deciding = [plan.in_time[name] for plan in own for name in plan.deciding]
+        rest = [plan.in_time[name] for plan in own if plan.cheaper for name in set(plan.promised) - set(plan.deciding)]
         for name, chances in (
-            ("all", [chance for one in own for chance in one.kept]),
+            ("all", [chance for plan in own for chance in plan.kept]),
             ("no plan is cheaper", free),
             ("missed by the next cheaper plan", deciding),
             ("kept by the next cheaper plan, too", rest),
@@ -197,10 +197,10 @@ def tightness(found: Mapping[str, Sequence[Promise]]) -> Table:
         ("plans", "no plan is cheaper", "misses a promise", "misses another deadline more", "keeps as much"),
     )
     for lateness, own in found.items():
-        plans = [one for one in own if one.promised]
-        cheaper = [one for one in plans if one.cheaper is not None]
-        missed = sum(bool(one.deciding) for one in cheaper)
-        more = sum(one.falls_short and not one.deciding for one in cheaper)
+        plans = [plan for plan in own if plan.promised]
+        cheaper = [plan for plan in plans if plan.cheaper is not None]
+        missed = sum(bool(plan.deciding) for plan in cheaper)
+        more = sum(plan.falls_short and not plan.deciding for plan in cheaper)
         numbers = (len(plans), len(plans) - len(cheaper), missed, more, len(cheaper) - missed - more)
         table.add_row(lateness, *map(str, numbers))
     return table
@@ -218,15 +218,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = ResultConsole(width=WIDTH)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         if options.cheaper:
-            found = {
+            plans = {
                 lateness: [
                     promise_of(problem_of(seed, is_lateness_cheap=is_cheap), rules=())
                     for seed in progress.track(range(options.problems), description=lateness)
                 ]
                 for lateness, is_cheap in (("costs money", False), ("is cheap", True))
             }
-            console.print(decisions(found))
-            console.print(tightness(found))
+            console.print(decisions(plans))
+            console.print(tightness(plans))
         else:
             promises = [promise_of(problem_of(seed)) for seed in progress.track(range(options.problems))]
             console.print(report(promises))

@@ -73,8 +73,8 @@ def played_prototype(seed: int, method: str = "milp") -> PlayedPrototype:
 
 def slot_costs(plan: Plan) -> tuple[float, ...]:
     """Price the machines of each slot, in dollars; a slot ends where a job comes, starts, moves or ends."""
-    moments = {moment for one in plan.segments for moment in (one.start_seconds, one.end_seconds)}
-    moments |= {one.release_seconds for one in plan.outcomes}
+    moments = {moment for segment in plan.segments for moment in (segment.start_seconds, segment.end_seconds)}
+    moments |= {outcome.release_seconds for outcome in plan.outcomes}
     return tuple(
         sum(
             rental.usd

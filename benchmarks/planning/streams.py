@@ -108,10 +108,10 @@ class Stream:
         random = np.random.default_rng([seed, 5])
         machines = stream_machines()
         jobs, actual = [], {}
-        for one in self.jobs:
-            seconds, actual[one.name] = (_seconds(one, machines, rates) for rates in (self.predicted, self.real))
+        for job in self.jobs:
+            seconds, actual[job.name] = (_seconds(job, machines, rates) for rates in (self.predicted, self.real))
             slack, weight = float(random.uniform(*SLACK)), float(random.uniform(*WEIGHTS))
-            jobs.append(due_job(one.name, seconds, release_seconds=one.release_seconds, slack=slack, weight=weight))
+            jobs.append(due_job(job.name, seconds, release_seconds=job.release_seconds, slack=slack, weight=weight))
         limits = Limits(nodes=nodes)
         return PlanningProblem(
             jobs=tuple(jobs), machines=machines, limits=limits, restart_seconds=restart_seconds
@@ -166,8 +166,8 @@ def read_stream(folder: Path, name: str) -> Stream:
 
 
 def _job(number: int, row: Checked) -> StreamedJob:
-    found = _JOB.fullmatch(row.member("job").text())
-    model, batch = ("", "") if found is None else (found["model"], found["batch"] or "")
+    matched = _JOB.fullmatch(row.member("job").text())
+    model, batch = ("", "") if matched is None else (matched["model"], matched["batch"] or "")
     return StreamedJob(
         name=f"{number:03d} {model} {batch}".strip(),
         model=model,

@@ -179,14 +179,14 @@ def main() -> None:
         run([])
         cold = run(CASES["RuntimePredictor"]())
         rounds = [{name: run(make()) for name, make in CASES.items()} for _ in range(ROUNDS)]
-    figures = [figure for name in CASES for figure in report(name, [one[name] for one in rounds])]
-    plain = statistics.median(sum(one[NOTHING].steps(1)[:CAPTURE_STEPS]) for one in rounds)
-    step = statistics.median(seconds for one in rounds for seconds in one[NOTHING].steps(1)[CAPTURE_STEPS:])
+    figures = [figure for name in CASES for figure in report(name, [runs[name] for runs in rounds])]
+    plain = statistics.median(sum(runs[NOTHING].steps(1)[:CAPTURE_STEPS]) for runs in rounds)
+    step = statistics.median(seconds for runs in rounds for seconds in runs[NOTHING].steps(1)[CAPTURE_STEPS:])
     first = sum(cold.steps(1)[:CAPTURE_STEPS]) - plain
     figures.append(Figure(name="capture and prediction, first", value=f"{first:.2f}", unit="s"))
     figures.append(Figure(name="the same in steps", value=f"{first / step:.0f}"))
     for name in list(CASES)[2:]:
-        later = statistics.median(sum(one[name].steps(1)[:CAPTURE_STEPS]) for one in rounds) - plain
+        later = statistics.median(sum(runs[name].steps(1)[:CAPTURE_STEPS]) for runs in rounds) - plain
         figures.append(Figure(name=f"capture and prediction, later, {name}", value=f"{later:.2f}", unit="s"))
     console = ResultConsole(width=120)
     console.print_figures(f"Cost of the callbacks, {ROUNDS} runs of {STEPS} steps (95 % interval)", figures)

@@ -86,7 +86,7 @@ def timed_step(network: nn.Module, optimizer: torch.optim.Optimizer, batch: Batc
         train(network, optimizer, batch)
         session.stop()
     trace = session.trace(samples=len(batch[1]))
-    if [one.name for one in trace.operations] != [name for name, _ in timer.calls]:
+    if [operation.name for operation in trace.operations] != [name for name, _ in timer.calls]:
         raise ValueError("The recorder and the timer saw different calls.")
     times = (seconds for _, seconds in timer.calls)
     operations = tuple(replace(one, host_seconds=time) for one, time in zip(trace.operations, times, strict=True))
@@ -100,12 +100,12 @@ def fastest(traces: Sequence[Trace]) -> Trace:
         ValueError: The steps have other calls.
     """
     calls = list(zip(*(trace.operations for trace in traces), strict=True))
-    if any(len({one.name for one in same}) > 1 for same in calls):
+    if any(len({operation.name for operation in same}) > 1 for same in calls):
         raise ValueError("The recorded steps have different calls; expected repetitions of one step.")
-    times = [min(one.host_seconds or 0.0 for one in same) for same in calls]
+    times = [min(operation.host_seconds or 0.0 for operation in same) for same in calls]
     operations = tuple(
-        replace(one, host_seconds=round(seconds, 7), module=None, python_seconds=0.0)
-        for one, seconds in zip(traces[0].operations, times, strict=True)
+        replace(operation, host_seconds=round(seconds, 7), module=None, python_seconds=0.0)
+        for operation, seconds in zip(traces[0].operations, times, strict=True)
     )
     return replace(traces[0], operations=operations, notes=())
 
@@ -142,9 +142,9 @@ def measure(
                 if turn:
                     times[size].append(time.thread_time() - start)
                     traces[size].append(timed_step(network, optimizer, batch))
-        seconds[name] = {str(size): round(min(found), 6) for size, found in times.items()}
-        for size, found in traces.items():
-            fastest(found).save(str(folder / f"{name}_{size}.json.gz"))
+        seconds[name] = {str(size): round(min(durations), 6) for size, durations in times.items()}
+        for size, recordings in traces.items():
+            fastest(recordings).save(str(folder / f"{name}_{size}.json.gz"))
     document = {"torch": torch.__version__, "image_size": IMAGE_SIZE, "turns": turns, "cpu_seconds": seconds}
     (folder / "steps.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -77,16 +77,16 @@ def _errors_by_operation(
     network: NetworkWeights, groups: Sequence[Group], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
 ) -> Mapping[str, tuple[Array, Array]]:
     """Compute |log(predicted / measured)| of calibration and of fitted rows, by "operation/dtype"."""
-    found: dict[str, list[tuple[Array, Array]]] = {}
+    pairs: dict[str, list[tuple[Array, Array]]] = {}
     for group in groups:
         split = split_rows(group.batch.columns, seed=seed)
         error = np.abs(log_errors(recipe.family, network, group, gpus[group.gpu]))
         shows_device = group.seconds >= recipe.scored_from(group)
         parts = error[split.calibration & shows_device], error[split.fitted & shows_device]
-        found.setdefault(f"{group.batch.operation}/{group.batch.dtype}", []).append(parts)
+        pairs.setdefault(f"{group.batch.operation}/{group.batch.dtype}", []).append(parts)
     return {
         key: (np.concatenate([one for one, _ in parts]), np.concatenate([other for _, other in parts]))
-        for key, parts in found.items()
+        for key, parts in pairs.items()
     }
 
 
@@ -130,15 +130,15 @@ def unseen_errors(
     interval: Mapping[str, float],
 ) -> tuple[UnseenError, ...]:
     """Compute errors of each network on the held-out rows of the GPU that it is tested on."""
-    found: dict[tuple[str, str, str], list[Array]] = {}
+    errors: dict[tuple[str, str, str], list[Array]] = {}
     for network, groups in tested.values():
         for group in groups:
             mask = split_rows(group.batch.columns, seed=seed).held_out
             mask &= group.seconds >= recipe.scored_from(group)
             if mask.any():
                 error = log_errors(recipe.family, network, group.take(mask), gpus[group.gpu])
-                found.setdefault((group.batch.operation, group.batch.dtype, group.gpu), []).append(error)
-    joined = {key: np.concatenate(parts) for key, parts in sorted(found.items())}
+                errors.setdefault((group.batch.operation, group.batch.dtype, group.gpu), []).append(error)
+    joined = {key: np.concatenate(parts) for key, parts in sorted(errors.items())}
     return tuple(_unseen_error(key, error, interval) for key, error in joined.items())
 
 
@@ -346,10 +346,10 @@ def _strangers(
 
 
 def _check_rows(recipe: Recipe, groups: Sequence[Group]) -> None:
-    found = sum(len(group.seconds) for group in groups if recipe.serves(group))
-    if found < FEWEST_ROWS:
+    rows = sum(len(group.seconds) for group in groups if recipe.serves(group))
+    if rows < FEWEST_ROWS:
         raise MeasurementTableError(
-            f"The tables have {found} rows for {recipe.family.name!r} on GPUs of the catalogue; expected at least "
+            f"The tables have {rows} rows for {recipe.family.name!r} on GPUs of the catalogue; expected at least "
             f"{FEWEST_ROWS}. Add measurements of: {', '.join(recipe.family.operations)}."
         )
 

@@ -45,22 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for recording in STEPS:
             shutil.copy(FOLDER / "recordings" / f"{recording}.json.gz", tables / STEPS_FOLDER)
         scores = tune_weights(tables, Path(name) / "weights", done=console.print)
-        kept = [one for one in scores if one.refused is None]
+        kept = [score for score in scores if score.refused is None]
         console.print(f"{len(kept)} of {len(scores)} operations and dtypes are stored.")
         table = report_table("own rows: twelve steps", ("step",), ("measured ms", "bundled %", "trained %"))
         errors: list[list[float]] = [[], []]
         for step in measured_steps():
             trace = _trace(step, options.cache)
             measured = statistics.median(step["seconds"])
-            for found, weights in zip(errors, (None, str(Path(name) / "weights")), strict=True):
+            for series, weights in zip(errors, (None, str(Path(name) / "weights")), strict=True):
                 predicted = lp.predict(trace, [GPU], weights=weights, history=False)[GPU].iteration_seconds
-                found.append(predicted / measured - 1)
+                series.append(predicted / measured - 1)
             table.add_row(
                 f"{step['model']} {step['precision']}",
                 f"{1e3 * measured:.1f}",
-                *(f"{100 * found[-1]:+.1f}" for found in errors),
+                *(f"{100 * series[-1]:+.1f}" for series in errors),
             )
-        before, after = (statistics.fmean(map(abs, found)) for found in errors)
+        before, after = (statistics.fmean(map(abs, series)) for series in errors)
         table.add_row("mean", "", f"{100 * before:.1f}", f"{100 * after:.1f}")
         console.print(table)
     return int(after > before + NO_CHANGE)

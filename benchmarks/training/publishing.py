@@ -35,14 +35,14 @@ HEADINGS = ("operation", "dtype", "GPU", "rows", "median %", "mean %", "in inter
 def unseen_cells(manifest: Manifest) -> list[tuple[str, ...]]:
     """Return the rows of the table, in the order of `HEADINGS`; none if nothing could be left out."""
     entry = manifest.files.get(file_name(CROSS_GPU))
-    found = {} if entry is None else entry.held_out_error
+    errors = {} if entry is None else entry.held_out_error
     return [
         (
             *key.split("/"),
             str(error.rows),
             *(f"{100 * share:.1f}" for share in (error.median, error.mean, error.coverage)),
         )
-        for key, error in sorted(found.items())
+        for key, error in sorted(errors.items())
     ]
 
 

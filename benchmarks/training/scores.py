@@ -152,14 +152,14 @@ def baseline_errors(
 ) -> Mapping[str, BaselineError]:
     """Compute each baseline's errors on the rows of one (operation, dtype, GPU); absent where it says nothing."""
     mine, others = list(held_out), list(others)
-    found = {
+    errors = {
         "roofline": [roofline_seconds(group.batch, [gpus[group.gpu]])[0] / group.seconds - 1 for group in mine],
         "peak ratio": [ratio_errors(group, others, gpus, peak_of) for group in mine],
         "bandwidth ratio": [ratio_errors(group, others, gpus, memory_bandwidth_of) for group in mine],
     }
     if network is not None:
-        found["raw network"] = [network.seconds(group.batch, gpus[group.gpu]) / group.seconds - 1 for group in mine]
-    joined = {name: np.abs(np.concatenate(parts)) for name, parts in found.items()}
+        errors["raw network"] = [network.seconds(group.batch, gpus[group.gpu]) / group.seconds - 1 for group in mine]
+    joined = {name: np.abs(np.concatenate(parts)) for name, parts in errors.items()}
     return {
         name: BaselineError(predictions=len(error), median=float(np.median(error)), mean=float(error.mean()))
         for name, error in joined.items()

@@ -46,8 +46,8 @@ class StepError:
 def step_errors(found: Iterable[Result], *, fused: bool) -> dict[str, list[StepError]]:
     """Return the steps of each table with or without fused kernels, if there are enough of them."""
     errors: dict[str, list[StepError]] = {}
-    for one in found:
-        for table in one.tables:
+    for result in found:
+        for table in result.tables:
             if not table.title.endswith(": time, each"):
                 continue
             setting, error, width = (table.columns.index(name) for name in ("setting", "error %", "width"))
@@ -58,7 +58,7 @@ def step_errors(found: Iterable[Result], *, fused: bool) -> dict[str, list[StepE
                 and not any(word in row[setting] for word in OTHER_FIGURES)
             ]
             if len(steps) >= FEWEST:
-                errors[one.name] = steps
+                errors[result.name] = steps
     return errors
 
 
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="file to change")
     options = parser.parse_args(arguments)
     content = json.loads(options.output.read_text(encoding="utf-8"))
-    found = tuple(results())
-    errors = {fused: step_errors(found, fused=fused) for fused in (False, True)}
+    kept = tuple(results())
+    errors = {fused: step_errors(kept, fused=fused) for fused in (False, True)}
     plain, fused = deviations(errors[False]), deviations(errors[True])
     shared = half_width(list(plain.values()))
     wider = math.sqrt(max(half_width(list(fused.values())) ** 2 - shared**2, 0.0))

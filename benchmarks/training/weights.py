@@ -240,19 +240,19 @@ def _reached(reach: Reach, scores: Sequence[Score]) -> Iterator[Goal]:
 def _unseen(errors: Mapping[str, HeldOutError]) -> Iterator[Goal]:
     """Take medians of GPUs that were left out: on average for 16-bit products, the worst for all."""
     for operations, (dtype, gpus) in LEFT_OUT.items():
-        found = {
+        known = {
             f"{operation} {dtype}, {gpu}": errors[f"{operation}/{dtype}/{gpu}"]
             for operation in operations
             for gpu in gpus
             if f"{operation}/{dtype}/{gpu}" in errors
         }
-        if not found:
+        if not known:
             continue
-        cases = sum(error.rows for error in found.values())
-        medians = {name: error.median for name, error in found.items()}
+        cases = sum(error.rows for error in known.values())
+        medians = {name: error.median for name, error in known.items()}
         if dtype == "bfloat16":
             mean = statistics.fmean(medians.values())
-            what = f"{' and '.join(operations)} {dtype}, mean of {len(found)} left-out GPUs' medians"
+            what = f"{' and '.join(operations)} {dtype}, mean of {len(known)} left-out GPUs' medians"
             yield Goal(what=what, cases=cases, reached=mean, reach=0.12)
         worst = max(medians, key=lambda name: medians[name])
         yield Goal(what=f"{worst}, left out, median error", cases=cases, reached=medians[worst], reach=0.20)

@@ -447,16 +447,16 @@ def _rent(advice: Advice) -> Iterator[str]:
 
 def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
     """Return a sentence with the three cheapest GPUs on which the step fits; None without prices."""
-    found = []
+    costs = []
     for one in predictions.items_in_order:
         told = None if gains is None else gains.get(one.layout.name)
         if one.cost_usd is None or one.remaining_seconds is None or not one.iterations or one.fits is False:
             continue
         factor = 1.0 if told is None else told.middle
-        found.append((one.cost_usd / factor, one.remaining_seconds / factor, one.layout.name))
-    if not found:
+        costs.append((one.cost_usd / factor, one.remaining_seconds / factor, one.layout.name))
+    if not costs:
         return None
-    (cost, seconds, name), *others = ordered(ordered(found, lambda one: one[1]), lambda one: one[0])
+    (cost, seconds, name), *others = ordered(ordered(costs, lambda one: one[1]), lambda one: one[0])
     beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
     return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
 

@@ -62,7 +62,7 @@ class BatchSizes:
     def of(self, count: int) -> Trace:
         """Return the step with `count` samples per batch."""
         trace, samples = self._trace, self._samples
-        sized = [one if place is None else _sized(one, place, samples, count) for one, place in self._tensors]
+        sized = [tensor if place is None else _sized(tensor, place, samples, count) for tensor, place in self._tensors]
         operations = [
             operation
             if isinstance(operation, Operation)
@@ -237,7 +237,7 @@ def _transposed(operation: Operation, inputs: Sequence[SampleDimension], shape: 
         return None
     order = list(range(count))
     if operation.name == "aten::permute":
-        order = [one % count for one in operation.arguments.get("dims", order)]
+        order = [axis % count for axis in operation.arguments.get("dims", order)]
     else:
         first, second = operation.arguments.get("dim0", 0), operation.arguments.get("dim1", 1)
         if count > 1:
@@ -250,12 +250,12 @@ def _reduced(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
     dims = operation.arguments.get("dim")
     if place is None or dims is None:
         return None
-    gone = {one % max(count, 1) for one in (dims if isinstance(dims, list | tuple) else [dims])}
+    gone = {axis % max(count, 1) for axis in (dims if isinstance(dims, list | tuple) else [dims])}
     if not gone:
         gone = set(range(count))
     if place in gone:
         return None
-    return place if len(shape) == count else place - sum(one < place for one in gone)
+    return place if len(shape) == count else place - sum(axis < place for axis in gone)
 
 
 def _stacked(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:

@@ -51,11 +51,11 @@ def _again(trace: Trace) -> Iterator[Operation]:
             own = forward.get(block, [])
             while own and own[-1].outputs and not {tensor.id for tensor in own[-1].outputs} & needed[block]:
                 own = own[:-1]
-            written = {tensor.id for one in own for tensor in one.outputs if tensor.id is not None}
-            written -= {tensor.id for one in own[:1] for tensor in one.inputs}
+            written = {tensor.id for operation in own for tensor in operation.outputs if tensor.id is not None}
+            written -= {tensor.id for operation in own[:1] for tensor in operation.inputs}
             again = {old: next(numbers) for old in sorted(written)}
             anew |= {old: new for old, new in again.items() if old not in shared}
-            yield from (_repeated(_renamed(one, again)) for one in own)
+            yield from (_repeated(_renamed(operation, again)) for operation in own)
         yield _renamed(operation, anew) if operation.phase == "backward" else operation
 
 

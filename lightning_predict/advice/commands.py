@@ -82,7 +82,7 @@ def advise(
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)
     step = step_of_source(source, model, **told.model).trace
-    found = advice_for(
+    advice = advice_for(
         step,
         layouts,
         assumptions,
@@ -90,18 +90,18 @@ def advise(
         allow=[word.strip() for word in allow.split(",") if word.strip()],
         followed=None if followed is None else Trace.load(str(followed)),
     )
-    tried = None if try_ is None or function is None else _tried(try_, function, found, step)
+    tried = None if try_ is None or function is None else _tried(try_, function, advice, step)
     more = {} if tried is None else {"tried": tried.as_dict()}
     if output is None:
-        text = found.text(verbose=verbose)
+        text = advice.text(verbose=verbose)
         lines = [text] if tried is None else [text, "", f"Tried: {tried}"]
-        return CommandAnswer(data=lambda: found.as_dict() | more, show=lambda: print(*lines, sep="\n"))
-    full = partial(found.text, verbose=True)
-    forms: dict[str, Callable[[], str]] = {".html": found.to_html, ".json": found.to_json, ".txt": full}
+        return CommandAnswer(data=lambda: advice.as_dict() | more, show=lambda: print(*lines, sep="\n"))
+    full = partial(advice.text, verbose=True)
+    forms: dict[str, Callable[[], str]] = {".html": advice.to_html, ".json": advice.to_json, ".txt": full}
     output.write_text(forms[output.suffix](), encoding="utf-8")
     written = [f"Written: {output}"] if tried is None else [f"Tried: {tried}", f"Written: {output}"]
     return CommandAnswer(
-        data=lambda: {"written": str(output), **found.as_dict(), **more}, show=lambda: print(*written, sep="\n")
+        data=lambda: {"written": str(output), **advice.as_dict(), **more}, show=lambda: print(*written, sep="\n")
     )
 
 

@@ -29,27 +29,27 @@ def with_fused_tables(trace: Trace) -> Trace:
     fused, dropped = _fused_interaction(operations, vectors)
     tables = {operation.inputs[0].shape for operation in bags}
     updates: list[TensorInfo] = []
-    for place, one in enumerate(operations):
-        if one.name in _BACKWARDS and one.phase == "backward":
-            gradient, indices = one.inputs[:2]
-            shape = (int(one.arguments["num_weights"]), gradient.shape[-1])
+    for place, recorded in enumerate(operations):
+        if recorded.name in _BACKWARDS and recorded.phase == "backward":
+            gradient, indices = recorded.inputs[:2]
+            shape = (int(recorded.arguments["num_weights"]), gradient.shape[-1])
             updates += [TensorInfo(shape, gradient.dtype), gradient, indices]
             fused[place] = Operation(name=UPDATES, phase="backward", inputs=tuple(updates))
             dropped.add(place)
-        elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
+        elif recorded.phase != "forward" and recorded.inputs and recorded.inputs[0].shape in tables:
             dropped.add(place)  # processes the gradient of a table, which no longer exists
-    last = max((place for place, one in fused.items() if one.name == UPDATES), default=None)
+    last = max((place for place, operation in fused.items() if operation.name == UPDATES), default=None)
     looked_up = tuple(tensor for operation in bags for tensor in operation.inputs[:3])
-    found: list[Operation] = []
-    for place, one in enumerate(operations):
-        if one is bags[-1]:
+    rewritten: list[Operation] = []
+    for place, recorded in enumerate(operations):
+        if recorded is bags[-1]:
             outputs = tuple(bag.outputs[0] for bag in bags if bag.outputs)
-            found.append(Operation(name=LOOK_UPS, phase="forward", inputs=looked_up, outputs=outputs))
-        elif one.name != BAG and place not in dropped:
-            found.append(one)
+            rewritten.append(Operation(name=LOOK_UPS, phase="forward", inputs=looked_up, outputs=outputs))
+        elif recorded.name != BAG and place not in dropped:
+            rewritten.append(recorded)
         if place in fused and (fused[place].name != UPDATES or place == last):
-            found.append(fused[place])
-    return replace(trace, operations=tuple(found))
+            rewritten.append(fused[place])
+    return replace(trace, operations=tuple(rewritten))
 
 
 def _fused_interaction(

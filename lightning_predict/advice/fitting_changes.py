@@ -55,9 +55,9 @@ def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = 
     """
     layout = Layout(gpu if isinstance(gpu, Gpu) else find_gpu(gpu))
     assumptions = assumptions or Assumptions()
-    found = sorted(_ways(trace, layout, assumptions), key=lambda way: (way.number, way.seconds))
+    ways = sorted(_ways(trace, layout, assumptions), key=lambda way: (way.number, way.seconds))
     kept: list[WayToFit] = []
-    for way in found:
+    for way in ways:
         if not kept or way.seconds < kept[-1].seconds * (1 - NOTICEABLE):
             kept.append(way)
     return tuple(kept)
@@ -68,9 +68,9 @@ def _ways(trace: Trace, layout: Layout, assumptions: Assumptions) -> Iterator[Wa
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     applicable = [name for name in CHANGES if _applies(name, trace, layout.gpu)]
     for count in range(len(applicable) + 1):
-        found = [way for names in combinations(applicable, count) for way in _way(trace, names, layout, assumptions)]
-        yield from found
-        if any(way.accumulate == 1 for way in found):
+        ways = [way for names in combinations(applicable, count) for way in _way(trace, names, layout, assumptions)]
+        yield from ways
+        if any(way.accumulate == 1 for way in ways):
             return
 
 

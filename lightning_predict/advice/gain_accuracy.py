@@ -111,7 +111,7 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
     """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain."""
     gain = statistics.median(measured)
-    spread = max(abs(math.log(one / gain)) for one in measured)
+    spread = max(abs(math.log(ratio / gain)) for ratio in measured)
     pairs = "a run of yours" if len(measured) == 1 else f"{len(measured)} pairs of runs of yours"
     return MeasuredPairs(
         pairs=len(measured),
@@ -140,9 +140,9 @@ def calibration_for(change: Change, trace: Trace, *, allows_few: bool = False) -
     if _is_before_today(trace.software.get("torch", "")):
         closer = (*closer, f"{row} before torch 2.1")
     for key in (*closer, row, change.kind):
-        found = GAIN_CALIBRATION.get(key)
-        if found is not None and (found.is_enough or found.is_refuted or allows_few):
-            return found
+        calibration = GAIN_CALIBRATION.get(key)
+        if calibration is not None and (calibration.is_enough or calibration.is_refuted or allows_few):
+            return calibration
     return None
 
 

@@ -120,15 +120,15 @@ def largest_batches_on(trace: Trace, layouts: Sequence[Layout], assumptions: Ass
 
 def _with_speed(scaled: ScaledMemory, layout: Layout, assumptions: Assumptions) -> LargestBatch:
     """Return the largest batch on a layout, with the predicted step at this batch size."""
-    found = largest_batch(scaled, layout, assumptions.strategy)
-    trace = scaled.trace if found.batch_size is None else with_samples(scaled.trace, found.batch_size)
+    largest = largest_batch(scaled, layout, assumptions.strategy)
+    trace = scaled.trace if largest.batch_size is None else with_samples(scaled.trace, largest.batch_size)
     step = predict_workload(trace, [layout], remaining_steps(trace, None), assumptions).items_in_order[0]
     price = step.usd_per_hour
-    if found.batch_size is None or trace.samples is None:
-        return replace(found, usd_per_hour=price)
+    if largest.batch_size is None or trace.samples is None:
+        return replace(largest, usd_per_hour=price)
     rate = trace.samples * assumptions.strategy.replicas(layout) / step.iteration_seconds
     return replace(
-        found,
+        largest,
         step_seconds=step.iteration_seconds,
         samples_per_second=rate,
         usd_per_hour=price,
@@ -206,12 +206,12 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         if layout.count > 1 or strategy.accumulate > 1:
             return need(samples).memory_free_bytes or 0.0
         # Without releasable memory, which needs more simulations
-        reserved = max((one.bytes_on(layout.gpu) for _, one in scaled.at(samples)), default=0)
+        reserved = max((memory.bytes_on(layout.gpu) for _, memory in scaled.at(samples)), default=0)
         return usable_bytes(layout.gpu) - reserved
 
     def is_likely(samples: int) -> bool:
-        found = need(samples)
-        return is_safe(samples) or (found.fits is True and (found.fit_probability or 0.0) >= 0.5)
+        needed = need(samples)
+        return is_safe(samples) or (needed.fits is True and (needed.fit_probability or 0.0) >= 0.5)
 
     def is_safe(samples: int) -> bool:
         return need(samples).memory_fit == "fits"

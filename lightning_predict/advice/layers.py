@@ -164,7 +164,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
     models = kernel_models(tuple(dict.fromkeys(names)), weights)
     timed = predict_work_times(trace, list(gpus), origin=origin, models=models)
     owners = _owners(trace)
-    found: list[dict[str, float]] = [defaultdict(float) for _ in gpus]
+    totals: list[dict[str, float]] = [defaultdict(float) for _ in gpus]
     for column, item in enumerate(timed.items):
         shares: Counter[str] = Counter()
         for place in item.operations:
@@ -176,11 +176,11 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
             else:
                 shares[module_kind(operation.module)] += size
         total = sum(shares.values())
-        for row, own in enumerate(found):
+        for row, own in enumerate(totals):
             seconds = float(timed.seconds[row, column])
             for module, share in shares.items():
                 own[module] += seconds * share / total
-    return [(gpu.name, dict(own)) for gpu, own in zip(gpus, found, strict=True)]
+    return [(gpu.name, dict(own)) for gpu, own in zip(gpus, totals, strict=True)]
 
 
 def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
@@ -193,16 +193,16 @@ def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
 
 def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]]) -> dict[str, float]:
     """Divide an optimizer operation among the modules whose parameters have the shapes of its tensors."""
-    found: dict[str, float] = defaultdict(float)
+    elements: dict[str, float] = defaultdict(float)
     total = 0.0
     for tensor in operation.inputs:
         own = owners.get(tensor.shape)
         if own:
             count = sum(own.values())
             for module, times in own.items():
-                found[module] += tensor.elements * times / count
+                elements[module] += tensor.elements * times / count
             total += tensor.elements
-    return {module: value / total for module, value in found.items()} if total else {OPTIMIZER: 1.0}
+    return {module: value / total for module, value in elements.items()} if total else {OPTIMIZER: 1.0}
 
 
 def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
@@ -211,14 +211,14 @@ def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
     for operation in operations:
         if operation.phase == "forward":
             calls[module_kind(operation.module)][operation.name] += 1
-    found = {}
+    patterns = {}
     for module, own in calls.items():
         for words, (written, instead) in PATTERNS.items():
             is_two_products = "aten::bmm" not in written or own["aten::bmm"] >= 2 * own["aten::_softmax"]
             if written <= set(own) and not instead & set(own) and is_two_products:
-                found[module] = words
+                patterns[module] = words
                 break
-    return found
+    return patterns
 
 
 def layer_lines(table: LayerTable) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def try_change(
     return ChangeMeasurement(
         name=name,
         gain=Interval(gains[0], statistics.median(gains), gains[-1]),
-        before_seconds=statistics.median(one for one, _ in turns),
+        before_seconds=statistics.median(seconds for seconds, _ in turns),
         after_seconds=statistics.median(other for _, other in turns),
         steps=steps,
         device=before.device.type,
@@ -230,7 +230,7 @@ def _fill(
                     part._buffers[name] = filled(buffer).fill_(1)  # 1 is valid for a variance and a mask
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
+            group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
         if replaced:
             optimizer.state.clear()
     _fill_function(step, filled, set())
@@ -259,7 +259,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
         else:
             cell.cell_contents = _filled_value(value, filled)
     if function.__defaults__:
-        function.__defaults__ = tuple(_filled_value(one, filled) for one in function.__defaults__)
+        function.__defaults__ = tuple(_filled_value(default, filled) for default in function.__defaults__)
 
 
 def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -269,9 +269,9 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, torch.Tensor):
         return filled(value)
     if isinstance(value, dict):
-        return {name: _filled_value(one, filled) for name, one in value.items()}
+        return {name: _filled_value(member, filled) for name, member in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_filled_value(one, filled) for one in value)
+        return type(value)(_filled_value(member, filled) for member in value)
     return value
 
 
@@ -300,7 +300,7 @@ def _in_dtype(dtype: str, side: _RunnableStep) -> Callable[[], object]:
         return value.to(to) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     def entering(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return tuple(map(cast, args)), {name: cast(one) for name, one in kwargs.items()}
+        return tuple(map(cast, args)), {name: cast(argument) for name, argument in kwargs.items()}
 
     for module in side.modules:
         module.to(to)

@@ -381,7 +381,7 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
         raise file.error_at(f"is not valid TOML: {problem}. Correct it there.") from problem
     level: list[Any] = [document]
     for _ in range(MAX_DEPTH):
-        level = [item for one in level for item in _parts(one)]
+        level = [item for value in level for item in _parts(value)]
         if any(isinstance(item, int) and abs(item) >= _TOO_LONG for item in level):
             raise file.error_at(f"has a number of more than {MAX_DIGITS} digits; expected fewer.")
     if level:
@@ -476,8 +476,8 @@ def read_csv(
         expected = expected or f"the {len(header)} of line 1"
         for column in columns:
             if column not in header:
-                found = ", ".join(map(repr, header[:20])) or "none"
-                words = f"is not a column of this file; expected {', '.join(columns)}. Columns found: {found}."
+                names = ", ".join(map(repr, header[:20])) or "none"
+                words = f"is not a column of this file; expected {', '.join(columns)}. Columns found: {names}."
                 raise file.error_at(words, column, 1)
         line = reader.line_num + 1
         for cells in reader:
@@ -678,13 +678,13 @@ class _Nodes:
         return merged, highest
 
     def _sequence(self, node: yaml.SequenceNode, place: str, depth: int) -> tuple[_LinedList, int]:
-        found, highest = _LinedList(), 1
+        values, highest = _LinedList(), 1
         for index, item in enumerate(node.value):
             value, height = self.value(item, f"{place}[{index}]", depth + 1)
-            found.append(value)
-            found.lines.append(_line(item))
+            values.append(value)
+            values.lines.append(_line(item))
             highest = max(highest, height + 1)
-        return found, highest
+        return values, highest
 
     def _scalar(self, node: yaml.Node, place: str) -> Any:
         if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:

@@ -34,10 +34,10 @@ FILE_SECONDS: Final = 60.0
 def user_folder(kind: Literal["data", "cache"]) -> Path:
     """Return the user's folder for data or downloads; without a home directory, a path that cannot exist."""
     try:
-        found = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
+        folder = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
     except RuntimeError:  # a user in a container without a home directory
-        found = "~"
-    return Path(os.devnull, "no-home-directory") if found.startswith("~") else Path(found)
+        folder = "~"
+    return Path(os.devnull, "no-home-directory") if folder.startswith("~") else Path(folder)
 
 
 CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"

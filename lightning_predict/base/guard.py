@@ -265,4 +265,4 @@ def _is_handler(frame: FrameType, interrupted: FrameType) -> bool:
     values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:
         values += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-    return any(isinstance(number, int) and one is interrupted for number, one in pairwise(values))
+    return any(isinstance(number, int) and value is interrupted for number, value in pairwise(values))

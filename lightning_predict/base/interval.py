@@ -84,9 +84,9 @@ class Interval(Generic[Value]):
         """
         every = (self, *others)
         return Interval(
-            change(*(one.low for one in every)),
-            change(*(one.middle for one in every)),
-            change(*(one.high for one in every)),
+            change(*(interval.low for interval in every)),
+            change(*(interval.middle for interval in every)),
+            change(*(interval.high for interval in every)),
         )
 
 

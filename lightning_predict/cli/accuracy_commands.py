@@ -46,10 +46,10 @@ def accuracy(
         raise InvalidArgumentError(f"cases={cases}, but expected at least 1.")
     name = find_gpu(gpu).name
     step = describe(step_of_source(like, model).trace)
-    found = nearest_cases(step, name, read_published_cases(), number=cases)
+    nearest = nearest_cases(step, name, read_published_cases(), number=cases)
     return CommandAnswer(
-        data=lambda: {"gpu": name, "kind": step.kind, "precision": step.precision, "cases": json_value(found)},
-        show=lambda: print(_text(step, name, found)),
+        data=lambda: {"gpu": name, "kind": step.kind, "precision": step.precision, "cases": json_value(nearest)},
+        show=lambda: print(_text(step, name, nearest)),
     )
 
 

@@ -63,14 +63,14 @@ def gpus(
         if any(normalise(search) in normalise(word) for word in (row.name, *row.aliases, *row.reported_names))
     ]
     try:
-        found = find_gpu(search)
+        gpu = find_gpu(search)
     except UnknownGpuError:
         if not related:
             raise
         return _gpu_list(related)
-    others = [row.name for row in related if row != found]
+    others = [row.name for row in related if row != gpu]
     return CommandAnswer(
-        data=lambda: json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)]))
+        data=lambda: json_value(gpu), show=lambda: print("\n".join([*_gpu_lines(gpu), *_others(others)]))
     )
 
 
@@ -123,17 +123,17 @@ def offers(
 def _refresh() -> CommandAnswer:
     from lightning_predict.cost.current_prices import refresh_prices
 
-    found = refresh_prices()
-    providers, kinds = {offer.provider for offer in found.offers}, {offer.gpu for offer in found.offers}
-    newest = max(offer.date for offer in found.offers)
+    prices = refresh_prices()
+    providers, kinds = {offer.provider for offer in prices.offers}, {offer.gpu for offer in prices.offers}
+    newest = max(offer.date for offer in prices.offers)
     lines = [
-        f"{len(found.offers):,} offers of {len(kinds)} GPUs from {len(providers)} providers, read on {newest}: "
-        f"{found.path}",
+        f"{len(prices.offers):,} offers of {len(kinds)} GPUs from {len(providers)} providers, read on {newest}: "
+        f"{prices.path}",
         "Predictions use them from now on, without the network.",
-        *found.notes,
+        *prices.notes,
     ]
     return CommandAnswer(
-        data=lambda: {"written": str(found.path), "offers": json_value(found.offers), "notes": list(found.notes)},
+        data=lambda: {"written": str(prices.path), "offers": json_value(prices.offers), "notes": list(prices.notes)},
         show=lambda: print("\n".join(lines)),
     )
 
@@ -155,10 +155,10 @@ def _gpu_list(rows: Sequence[Gpu]) -> CommandAnswer:
         for row in rows
     ]
     text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7, 8})
-    found = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
+    count = "1 GPU" if len(rows) == 1 else f"{len(rows)} GPUs"
     return CommandAnswer(
         data=lambda: json_value(rows),
-        show=lambda: print(f"{text}\n\n{found}. Peaks are dense; e: emulated. All of one: gpus NAME."),
+        show=lambda: print(f"{text}\n\n{count}. Peaks are dense; e: emulated. All of one: gpus NAME."),
     )
 
 

@@ -97,10 +97,10 @@ def findings_of(
         evaluation_seconds=told.evaluation_seconds,
     )
     check_host_class(step, assumptions)
-    found = predict_workload(step, layouts, workload, assumptions)
-    found = replace(found, notes=(*found.notes, *prices.notes_for(layouts)))
-    ranking = rank(found, deadline_hours=deadline_hours)
-    findings = Findings(found, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
+    predictions = predict_workload(step, layouts, workload, assumptions)
+    predictions = replace(predictions, notes=(*predictions.notes, *prices.notes_for(layouts)))
+    ranking = rank(predictions, deadline_hours=deadline_hours)
+    findings = Findings(predictions, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
     if heading is not None:
         findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
     return step, findings
@@ -177,18 +177,18 @@ class Findings:
         assumptions = self.assumptions.of_step(trace)
         runs = assumptions.without_kernels(assumptions.kernels_missing_on(gpu))
         trace = with_kernels(trace, runs.kernels_applied)
-        found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
-        if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
+        report = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
+        if report is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
-            found = replace(found, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
-        return replace(self, memory=found)
+            report = replace(report, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")
+        return replace(self, memory=report)
 
     def with_advice(self, trace: Trace) -> Findings:
         """Add optimization advice, with gains on the cheapest and the fastest GPU."""
         from lightning_predict.advice.advice import advice_for
 
         best = (self.ranking.cheapest, self.ranking.fastest)
-        layouts = [one.prediction.layout for one in best if one is not None]
+        layouts = [ranked.prediction.layout for ranked in best if ranked is not None]
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
         advice = advice_for(trace, layouts, self.assumptions, iterations=self.iterations)
         return replace(self, advice=advice)
@@ -196,7 +196,7 @@ class Findings:
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
         """Add columns with the energy of each run and its CO2 emissions on a power grid."""
         supply = PowerSupply(grams_per_kwh=None if grid is None else grid.grams_per_kwh, overhead=pue)
-        items = tuple(replace(one, supply=supply) for one in self.predictions.values())
+        items = tuple(replace(prediction, supply=supply) for prediction in self.predictions.values())
         columns = (*self.columns, "kilowatt_hours", *(() if grid is None else ("co2_kilograms",)))
         return replace(self, predictions=replace(self.predictions, items_in_order=items), columns=columns, grid=grid)
 
@@ -211,7 +211,7 @@ class Findings:
         """Return all results as JSON values."""
         values: dict[str, object] = self.predictions.as_dict() | {"ranking": self.ranking.as_dict()}
         if "kilowatt_hours" in self.columns:
-            values["energy"] = {one.gpu: one.energy for one in self.predictions.values()}
+            values["energy"] = {prediction.gpu: prediction.energy for prediction in self.predictions.values()}
         return {name: json_value(value) for name, value in values.items()}
 
     def text(self, form: str) -> str:
@@ -273,12 +273,12 @@ def _published_error(step: Trace, findings: Findings) -> str:
     best = findings.ranking.cheapest
     first = findings.predictions.items_in_order[0] if best is None else best.prediction
     gpu = first.layout.name
-    found = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
-    error = statistics.median(case.absolute_error for case in found)
-    inside, steps = sum(case.inside for case in found), sum(case.steps for case in found)
+    cases = nearest_cases(describe(step), gpu, read_published_cases(), number=PUBLISHED)
+    error = statistics.median(case.absolute_error for case in cases)
+    inside, steps = sum(case.inside for case in cases), sum(case.steps for case in cases)
     narrow = ", so expect more than the (90 %) column says" if 2 * inside < steps else ""
     within = f"{inside} of {steps} within their interval{narrow}"
-    return f"The {len(found)} most similar published models, for the {gpu}: median error {share(error)}, {within}."
+    return f"The {len(cases)} most similar published models, for the {gpu}: median error {share(error)}, {within}."
 
 
 PUBLISHED: Final = 8

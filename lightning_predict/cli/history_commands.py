@@ -68,16 +68,16 @@ def history(
             data=lambda: {"forgotten": forgotten, "path": str(where)},
             show=lambda: print(f"{_runs(forgotten)} forgotten in {where}."),
         )
-    found = [record for record in read_history(file) if is_meant(record)]
+    selected = [record for record in read_history(file) if is_meant(record)]
     if action == "export":
         from lightning_predict.run.shared_report import write_report
 
-        report = write_report(output, {"runs": [asdict(record) for record in found]})
-        text = f"{_runs(len(found))} in {output}. Check it with `lightning-predict check-report {output}`."
+        report = write_report(output, {"runs": [asdict(record) for record in selected]})
+        text = f"{_runs(len(selected))} in {output}. Check it with `lightning-predict check-report {output}`."
         return CommandAnswer(data=lambda: report, show=lambda: print(text))
     return CommandAnswer(
-        data=lambda: {"runs": [asdict(record) for record in found], "learnt": _learnt(found)},
-        show=lambda: print("\n".join(_lines(found, count, history_path(file)))),
+        data=lambda: {"runs": [asdict(record) for record in selected], "learnt": _learnt(selected)},
+        show=lambda: print("\n".join(_lines(selected, count, history_path(file)))),
     )
 
 
@@ -128,16 +128,16 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
 
     rows = [
         [
-            one.date,
-            (one.model or "-")[:MODEL_DIGITS],
-            one.layout,
-            "-" if one.samples is None else str(one.samples),
-            duration(one.step_seconds),
-            duration(one.predicted_seconds),
-            duration(one.actual_seconds),
-            off(one.actual_seconds / one.predicted_seconds),
+            record.date,
+            (record.model or "-")[:MODEL_DIGITS],
+            record.layout,
+            "-" if record.samples is None else str(record.samples),
+            duration(record.step_seconds),
+            duration(record.predicted_seconds),
+            duration(record.actual_seconds),
+            off(record.actual_seconds / record.predicted_seconds),
         ]
-        for one in records[-count:]
+        for record in records[-count:]
     ]
     lines = [
         aligned(["date", "model", "GPU", "batch", "step", "predicted", "real", "off"], rows, right=range(3, 8)),
@@ -145,10 +145,10 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
     ]
     if len(records) > count:
         lines.append(f"The latest {count} of {_runs(len(records))}; --count shows more.")
-    for one in _learnt(records):
-        named = str(one["model"] or "a model without parameters")[:MODEL_DIGITS]
-        ratio = float(str(one["real_over_predicted"]))
-        lines.append(f"{named} on {one['gpu']}: {off(ratio)} from predictions ({_runs(int(str(one['runs'])))}).")
+    for entry in _learnt(records):
+        named = str(entry["model"] or "a model without parameters")[:MODEL_DIGITS]
+        ratio = float(str(entry["real_over_predicted"]))
+        lines.append(f"{named} on {entry['gpu']}: {off(ratio)} from predictions ({_runs(int(str(entry['runs'])))}).")
     return [*lines, f"From {path}."]
 
 

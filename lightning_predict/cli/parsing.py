@@ -199,7 +199,7 @@ def _returning_call(function: Command) -> Callable[..., ParsedCommand]:
     if takes_model:
         text += inspect.getdoc(ModelOptions).partition("Attributes:")[2]  # type: ignore[union-attr]
     call.__doc__ = re.sub(r"(?<=\S)\n +(?! *\w+: )", " ", text)  # one line an argument
-    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     call.__dict__["__signature__"] = inspect.Signature(parameters)
     return call
 

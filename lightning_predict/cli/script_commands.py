@@ -91,12 +91,12 @@ def _program(script: str) -> list[str]:
         if not Path(script).is_file():
             raise InvalidArgumentError(f"{script} is not a file; expected a Python script, seen from {Path.cwd()}.")
         return [sys.executable, script]
-    found = shutil.which(script)
-    if found is None:
+    program = shutil.which(script)
+    if program is None:
         raise InvalidArgumentError(
             f"{script!r} is not a Python script (*.py) or an installed program; give one, followed by its arguments."
         )
-    return [found]
+    return [program]
 
 
 def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     terminal, own = ({getattr(signal, name, None) for name in names} for names in (_FROM_TERMINAL, _OWN))
     # `nohup` ignores SIGHUP, and a program may be started with other ignored signals; faulthandler's handler is None.
     kept = (signal.SIG_IGN, None)
-    heard = [one for one in signal.valid_signals() if one not in own and signal.getsignal(one) not in kept]
+    heard = [number for number in signal.valid_signals() if number not in own and signal.getsignal(number) not in kept]
     before = {number: signal.signal(number, forward) for number in heard}
     process = subprocess.Popen(command, env=environment)
     started.append(process)

@@ -145,33 +145,33 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
     gpu, _ = _gpus_of(recorded, name)
     models = kernel_models((gpu.name,), weights)
     counts = Counter(shape for item in work_items(recorded) for shape in item.shapes)
-    found = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
-    found.sort(key=lambda one: -one[0].interval.middle * one[1])
+    explanations = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
+    explanations.sort(key=lambda one: -one[0].interval.middle * one[1])
     rows = [
         {
-            "operation": one.shape.operation,
-            "dtype": one.computed.dtype,
-            "shape": one.shape.parameters,
+            "operation": explanation.shape.operation,
+            "dtype": explanation.computed.dtype,
+            "shape": explanation.shape.parameters,
             "times": times,
-            "seconds": one.interval.middle,
-            "seconds_low": one.interval.low,
-            "seconds_high": one.interval.high,
-            "source": one.source,
-            "source_seconds": one.sourced_seconds,
-            "parts": [{"times": part.times, "operation": part.shape.operation} for part in one.parts],
-            "network_held_to": list(one.network_limits),
-            "held_to": [{"limit": limit, "seconds": seconds} for limit, seconds in one.limits],
+            "seconds": explanation.interval.middle,
+            "seconds_low": explanation.interval.low,
+            "seconds_high": explanation.interval.high,
+            "source": explanation.source,
+            "source_seconds": explanation.sourced_seconds,
+            "parts": [{"times": part.times, "operation": part.shape.operation} for part in explanation.parts],
+            "network_held_to": list(explanation.network_limits),
+            "held_to": [{"limit": limit, "seconds": seconds} for limit, seconds in explanation.limits],
         }
-        for one, times in found
+        for explanation, times in explanations
     ]
     return CommandAnswer(
-        data=lambda: {"gpu": gpu.name, "shapes": rows}, show=lambda: print(_explained(gpu.name, found))
+        data=lambda: {"gpu": gpu.name, "shapes": rows}, show=lambda: print(_explained(gpu.name, explanations))
     )
 
 
 def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
     """Format the source and the limits of each operation's time, longest first."""
-    total = math.fsum(one.interval.middle * times for one, times in found)
+    total = math.fsum(explanation.interval.middle * times for explanation, times in found)
     rows = []
     for one, times in found[:EXPLAINED]:
         shape = " ".join(f"{word}={value:g}" for word, value in one.shape.parameters.items())
@@ -242,14 +242,14 @@ def _summary(recorded: Trace) -> dict[str, Any]:
     operations = recorded.operations
     return {
         "operations": len(operations),
-        "operations_by_phase": dict(Counter(one.phase for one in operations)),
+        "operations_by_phase": dict(Counter(operation.phase for operation in operations)),
         "kernels": len(recorded.kernels),
-        "modules": len({one.module for one in operations} - {None}),
+        "modules": len({operation.module for operation in operations} - {None}),
         "device": recorded.device,
         "recorder": recorded.recorder,
         "gpu": recorded.gpu_reported_name,
         "compiled": recorded.compiled,
-        "has_host_times": any(one.host_start_seconds is not None for one in operations),
+        "has_host_times": any(operation.host_start_seconds is not None for operation in operations),
         "steps_timed": len(recorded.step_seconds),
         "batches": recorded.batches,
         "samples": recorded.samples,

@@ -137,13 +137,13 @@ def _gpu_of(name: str | None, gibibytes: float | None, instance: str) -> str | N
         return None
     for text in ([] if gibibytes is None else [f"{name}-{gibibytes:g}GB"]) + [name]:
         try:
-            found = find_gpu(text)
+            gpu = find_gpu(text)
         except UnknownGpuError:
             continue
-        forms = (names[found.name] for form, names in FORMS if found.name in names and form.search(instance))
-        found = find_gpu(next(forms, found.name))
-        if gibibytes is None or abs(gibibytes / bytes_to_gibibytes(found.memory_bytes) - 1) <= MEMORY_TOLERANCE:
-            return found.name
+        forms = (names[gpu.name] for form, names in FORMS if gpu.name in names and form.search(instance))
+        gpu = find_gpu(next(forms, gpu.name))
+        if gibibytes is None or abs(gibibytes / bytes_to_gibibytes(gpu.memory_bytes) - 1) <= MEMORY_TOLERANCE:
+            return gpu.name
     return None
 
 
@@ -166,10 +166,10 @@ def _chosen(offers: Iterable[Offer]) -> list[Offer]:
     for group in groups.values():
         cheapest = min(group, key=lambda one: one.usd_per_hour)
         on_spot = min(group, key=lambda one: (one.spot_usd_per_hour or math.inf, one.usd_per_hour))
-        machines = [one for one in sorted(group, key=lambda one: -one.usd_per_hour) if find_machine(one.instance)]
-        known = {one.instance: one for one in machines}.values()  # the cheapest region of each machine
-        for one in (cheapest, on_spot, *known):
-            chosen.setdefault((one.provider, one.instance, one.gpu, one.num_gpus, one.region), one)
+        machines = [offer for offer in sorted(group, key=lambda one: -one.usd_per_hour) if find_machine(offer.instance)]
+        known = {offer.instance: offer for offer in machines}.values()  # the cheapest region of each machine
+        for picked in (cheapest, on_spot, *known):
+            chosen.setdefault((picked.provider, picked.instance, picked.gpu, picked.num_gpus, picked.region), picked)
     return list(chosen.values())
 
 

@@ -62,13 +62,13 @@ def grid_of(name: str | float) -> PowerGrid:
         grams = math.nan if isinstance(name, bool) else float(name)
     except (TypeError, ValueError, OverflowError):
         grids = _grids()
-        found = grids.get(_plain(str(name)))
-        if found is None:
+        grid = grids.get(_plain(str(name)))
+        if grid is None:
             raise InvalidArgumentError(
                 f"grid={name!r} is not a known region, place or country, or grams of CO2 per kWh. "
                 f"{nearest(_plain(str(name)), grids)} Find other values at your provider or electricitymaps.com."
             ) from None
-        return found
+        return grid
     if not (math.isfinite(grams) and grams >= 0):
         raise InvalidArgumentError(f"grid={name} is out of range; expected grams of CO2 per kWh, 0 or more.")
     return PowerGrid(grams_per_kwh=grams)
@@ -84,12 +84,12 @@ def _plain(name: str) -> str:
 def _grids() -> Mapping[str, PowerGrid]:
     document = read_toml(GRIDS_FILE, CatalogueError)
     year = document.member("source").member("year").integer()
-    found = {_plain(other): grid for names, grid in _countries(document) for other in names}
+    grids = {_plain(other): grid for names, grid in _countries(document) for other in names}
     for region, row in document.member("grams_per_kwh").members().items():
         place = row.member("place").words()
         grid = PowerGrid(grams_per_kwh=float(row.member("grams").positive()), name=f"{region}, {place}", year=year)
-        found |= {_plain(str(region)): grid, _plain(place): grid}
-    return found
+        grids |= {_plain(str(region)): grid, _plain(place): grid}
+    return grids
 
 
 def _countries(document: Checked) -> Iterator[tuple[tuple[str, ...], PowerGrid]]:

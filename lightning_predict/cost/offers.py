@@ -259,10 +259,10 @@ def from_providers(names: str | Iterable[str], offers: Sequence[Offer] | None = 
     """
     table = load_offers() if offers is None else offers
     asked = {_plain(name): name for name in ([names] if isinstance(names, str) else names)}
-    known = {_plain(one.provider) for one in table} | {*KINDS}
+    known = {_plain(offer.provider) for offer in table} | {*KINDS}
     for name, word in asked.items():
         if name not in known:
-            listed = ", ".join((*KINDS, *sorted({one.provider for one in table})))
+            listed = ", ".join((*KINDS, *sorted({offer.provider for offer in table})))
             raise InvalidArgumentError(f"providers={word!r} has no offer here; expected some of {listed}.")
     return tuple(one for one in table if _plain(one.provider) in asked or kind_of_provider(one.provider) in asked)
 
@@ -367,10 +367,10 @@ def _rows(document: Checked) -> Iterator[tuple[Checked, Checked]]:
         lists = _items(document.member("price_list"), "provider", "date")
     else:
         lists = [document if is_mapping else replace(document, value={"offers": document.value})]
-    for one in lists:
-        one.check_keys({"offers"}, COMMON_KEYS)
-        for row in _items(one.member("offers"), "instance"):
-            yield row, one
+    for price_list in lists:
+        price_list.check_keys({"offers"}, COMMON_KEYS)
+        for row in _items(price_list.member("offers"), "instance"):
+            yield row, price_list
 
 
 def _items(value: Checked, *named: str) -> list[Checked]:

@@ -85,13 +85,13 @@ def layouts_to_predict(
             f"[{gpus!r}]."
         )
     priced = _with_current_price(load_offers() if offers is None else offers) | _with_own_price(usd_per_hour)
-    found = [gpu(name) for name in gpu_names() if name in priced]
-    chosen = [one for one in found if gpus == ALL or is_consumer(one) == (gpus == "consumer")]
+    cards = [gpu(name) for name in gpu_names() if name in priced]
+    chosen = [card for card in cards if gpus == ALL or is_consumer(card) == (gpus == "consumer")]
     if not chosen:
         raise InvalidArgumentError(
             f"gpus={gpus!r}: no such GPU has a current price. Name GPUs, or give other offers or prices."
         )
-    layouts = PricedGpus(Layout(one, 1, num_nodes) for one in chosen)
+    layouts = PricedGpus(Layout(card, 1, num_nodes) for card in chosen)
     layouts.group = gpus
     return layouts
 
@@ -100,15 +100,15 @@ def _with_current_price(offers: Sequence[Offer]) -> set[str]:
     """Return the names of NVIDIA GPUs with a price at most `OLD_DAYS` older than the newest price."""
     if not offers:
         return set()
-    oldest = max(day_of(one.date) for one in offers) - datetime.timedelta(days=OLD_DAYS)
-    return {one.gpu for one in offers if day_of(one.date) >= oldest and gpu(one.gpu).vendor == NVIDIA}
+    oldest = max(day_of(offer.date) for offer in offers) - datetime.timedelta(days=OLD_DAYS)
+    return {offer.gpu for offer in offers if day_of(offer.date) >= oldest and gpu(offer.gpu).vendor == NVIDIA}
 
 
 def _with_own_price(usd_per_hour: UserPrice) -> set[str]:
-    found = set()
+    names = set()
     for name in usd_per_hour if isinstance(usd_per_hour, Mapping) else ():
         try:
-            found.add(gpu(name).name)
+            names.add(gpu(name).name)
         except UnknownGpuError:
             continue  # a layout such as 8xL4
-    return found
+    return names

@@ -97,11 +97,11 @@ def shard(
     if batch_size is None:
         wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
     notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
-    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
-    written = found.write(optimizer, output, timeline)
+    shardings = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
+    written = shardings.write(optimizer, output, timeline)
     return CommandAnswer(
-        data=lambda: found.as_dict() | {"written": written},
-        show=lambda: print("\n".join([*found.lines(), *(f"Written: {path}" for path in written)])),
+        data=lambda: shardings.as_dict() | {"written": written},
+        show=lambda: print("\n".join([*shardings.lines(), *(f"Written: {path}" for path in written)])),
     )
 
 

@@ -105,11 +105,11 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
     parts = []
     for holders, rows in blocks:
         if holders and rows:
-            found = rows / table.rows
+            share = rows / table.rows
             # With pooling, a GPU sums the bag's local rows. Without pooling, a row is on one GPU, so each GPU outputs a
             # share of
             # the rows.
-            bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
+            bags, lookups = (1.0, table.pooling * share) if table.is_pooled else (share, 1.0)
             bags *= samples * table.vectors
             parts.append(
                 TablePart(rows=rows, dim=table.dim, bags=bags, lookups=lookups, num_gpus=holders, alpha=table.alpha)
@@ -246,9 +246,9 @@ def _load(
         backward.append(sum((seconds[shape] for shape in backwards), state))
         held = part.rows * part.dim * table.value_bytes
         memory.append(held * (2 if sharding.replicates else 1) + optimizer.size_bytes(part.rows, part.dim))
-        found = part.rows / table.rows
-        indices.append(local * table.index_bytes_per_sample(found))
-        vectors.append(0.0 if sums else local * table.vector_bytes_per_sample * found * part.dim / table.dim)
+        share = part.rows / table.rows
+        indices.append(local * table.index_bytes_per_sample(share))
+        vectors.append(0.0 if sums else local * table.vector_bytes_per_sample * share * part.dim / table.dim)
 
     def on_gpus(values: Sequence[Array | float]) -> Array:
         each = np.repeat(np.array(values), [part.num_gpus for part in parts], axis=0)

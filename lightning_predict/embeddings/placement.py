@@ -279,13 +279,13 @@ def place_tables(
     models = kernel_models((target.gpu.name,)) if models is None else models
     loads = loads_of(tables, chosen, target, samples, state, models)
     search = PlacementSearch(tuple(tables), loads, chosen, target, room, interconnect)
-    found, refused = _of_one_kind(search)
+    candidates, refused = _of_one_kind(search)
     if len(chosen) > 1:
-        found += [improved(search, start, chosen) for start in (*found, *start_plans(search))]
-    if not found:
+        candidates += [improved(search, start, chosen) for start in (*candidates, *start_plans(search))]
+    if not candidates:
         raise InfeasiblePlanError(_what_is_missing(search, state, refused))
     plans: dict[str, ShardingPlan] = {}
-    for choices in found:
+    for choices in candidates:
         ordered = [choices[index] for index in range(len(tables))]
         plan = plan_of(ordered, list(map(load_at, ordered, loads)), target, samples, interconnect)
         if plan.name not in plans or plan.seconds < plans[plan.name].seconds:
@@ -297,7 +297,7 @@ def place_tables(
 
 def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]]:
     """Return the plans of a single kind that fit, improved by moving tables, and why other kinds do not fit."""
-    found: list[Choices] = []
+    plans: list[Choices] = []
     refused: dict[str, str] = {}
     for kind in search.kinds:
         choices = {index: Assignment(table, kind) for index, table in enumerate(search.tables)}
@@ -306,7 +306,7 @@ def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]
             if left:
                 refused[kind] = _no_room(search, left)
                 continue
-            found.append(improved(search, choices, [WHOLE]))
+            plans.append(improved(search, choices, [WHOLE]))
         elif not search.fits(search.total(choices)):
             needed = float(search.total(choices).memory_bytes.max())
             refused[kind] = (
@@ -314,8 +314,8 @@ def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]
                 f"{in_gibibytes(search.table_bytes)} for tables"
             )
             continue
-        found.append(choices)
-    return found, refused
+        plans.append(choices)
+    return plans, refused
 
 
 def _no_room(search: PlacementSearch, left: Sequence[int]) -> str:

@@ -303,7 +303,7 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> tuple[tu
     rows = document.member("tables").items()
     if len(rows) != len(tables):
         raise InvalidArgumentError(f"{path} shards {len(rows)} tables, and the step looks up {len(tables)}.")
-    found = []
+    assignments = []
     for number, (row, table) in enumerate(zip(rows, tables, strict=True)):
         size = (row.member("rows").integer(minimum=1), row.member("dim").integer(minimum=1))
         if size != (table.rows, table.dim):
@@ -313,5 +313,5 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> tuple[tu
             )
         kind = row.member("kind").choice(tuple(KINDS))
         gpu = None if row.member("gpu").value is None else row.member("gpu").integer()
-        found.append(Assignment(table, kind, gpu))
-    return tuple(found), document.member("optimizer").choice(TABLE_OPTIMIZERS)
+        assignments.append(Assignment(table, kind, gpu))
+    return tuple(assignments), document.member("optimizer").choice(TABLE_OPTIMIZERS)

@@ -39,7 +39,7 @@ class StepTables:
         ]
         self.parameters = tuple(own)
         self.dense_parameters = tuple(parameter for parameter in trace.parameters if parameter not in own)
-        self._modules = {one.name.rpartition(".")[0] for one in own}
+        self._modules = {parameter.name.rpartition(".")[0] for parameter in own}
 
     def _is_named(self, name: str) -> bool:
         """Return whether the module of a parameter computes more than lookups."""
@@ -54,7 +54,7 @@ class StepTables:
     @cached_property
     def operations(self) -> frozenset[int]:
         """Positions of lookups, and of operations that only create, sum or apply gradients of tables."""
-        return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
+        return frozenset(i for i, operation in enumerate(self._trace.operations) if self._is_own(operation))
 
     def _is_own(self, operation: Operation) -> bool:
         if is_look_up(operation) or operation.name in TABLE_BACKWARDS:
@@ -72,7 +72,7 @@ class StepTables:
     @cached_property
     def _gradients(self) -> frozenset[int]:
         made = (operation for operation in self._trace.operations if operation.name in TABLE_BACKWARDS)
-        return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
+        return frozenset(tensor.id for operation in made for tensor in operation.outputs if tensor.id is not None)
 
     def dense_share(self, operation: Operation) -> float:
         """Return the share of an operation's values in tensors that do not have the shape of a table."""
@@ -86,17 +86,17 @@ class StepTables:
 
         Without storage ids, all operations after the first lookup count.
         """
-        forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
-        looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
+        forward = [(i, operation) for i, operation in enumerate(self._trace.operations) if operation.phase == "forward"]
+        looked_up = {tensor.id for _, operation in forward if is_look_up(operation) for tensor in operation.outputs}
         if not looked_up or None in looked_up:
-            first = next(i for i, one in forward if is_look_up(one))
+            first = next(i for i, operation in forward if is_look_up(operation))
             return frozenset(i for i, _ in forward if i > first)
-        found = set[int]()
-        for index, one in forward:
-            if index not in self.operations and any(tensor.id in looked_up for tensor in one.inputs):
-                found.add(index)
-                looked_up |= {tensor.id for tensor in one.outputs} - {None}
-        return frozenset(found)
+        indices = set[int]()
+        for index, operation in forward:
+            if index not in self.operations and any(tensor.id in looked_up for tensor in operation.inputs):
+                indices.add(index)
+                looked_up |= {tensor.id for tensor in operation.outputs} - {None}
+        return frozenset(indices)
 
     def gradients_ready(self) -> int:
         """Return the position of the operation after which the gradients of all vectors are ready.
@@ -104,10 +104,10 @@ class StepTables:
         Without storage ids, this is the operation before the backward pass of the tables.
         """
         backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
-        own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
+        own = [(i, operation) for i, operation in backward if operation.name in TABLE_BACKWARDS]
         if not own:
             return max(i for i, _ in backward)
-        wanted = {one.inputs[0].id for _, one in own if one.inputs}
+        wanted = {operation.inputs[0].id for _, operation in own if operation.inputs}
         if None in wanted:
             return own[0][0] - 1
         writers = [i for i, one in backward if any(t.id in wanted for t in one.outputs) and not _only_views(one)]

@@ -148,21 +148,21 @@ def tables_of_trace(trace: Trace) -> TracedTables:
     Raises:
         InvalidArgumentError: The trace has no lookup, or fewer samples than batches.
     """
-    found: dict[object, list[Operation]] = {}
+    groups: dict[object, list[Operation]] = {}
     for position, operation in enumerate(trace.operations):
         if is_look_up(operation):
-            found.setdefault(_weights(operation, position), []).append(operation)
-    if not found:
+            groups.setdefault(_weights(operation, position), []).append(operation)
+    if not groups:
         raise InvalidArgumentError(
             f"The trace has no look-up of an embedding table ({', '.join(LOOK_UP_CALLS)}) in its forward pass; record "
             "a training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
         )
     samples = trace.samples
     if samples is None:
-        samples = trace.batches * _samples(next(iter(found.values()))[0], trace)
+        samples = trace.batches * _samples(next(iter(groups.values()))[0], trace)
     if samples < trace.batches:
         raise InvalidArgumentError(f"The trace has {samples} sample(s) in {trace.batches} batches; record it again.")
-    tables = tuple(_table(operations, trace, samples) for operations in found.values())
+    tables = tuple(_table(operations, trace, samples) for operations in groups.values())
     return TracedTables(tables, samples // trace.batches)
 
 
@@ -274,4 +274,4 @@ def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
             known = ", ".join(f"{known} ({count:,} rows)" for known, count in rows.items())
             raise InvalidArgumentError(f"{path} has index {index} of table {name!r}; the step looks up {known}.")
         samples.setdefault(name, []).append(index)
-    return {name: zipf_exponent(len(set(found)), len(found), rows[name]) for name, found in samples.items()}
+    return {name: zipf_exponent(len(set(indices)), len(indices), rows[name]) for name, indices in samples.items()}

@@ -86,7 +86,7 @@ def possible_plans(
     samples = traced.batch_size * layout.count
     if embedding == AUTO or embedding in KINDS:
         optimizer = table_optimizer(trace)
-        found = place_tables(
+        placement = place_tables(
             traced.tables,
             layout,
             samples=samples,
@@ -95,7 +95,7 @@ def possible_plans(
             interconnect=interconnect,
             models=models,
         )
-        return tuple(ChosenPlan(plan, optimizer) for plan in found.plans)
+        return tuple(ChosenPlan(plan, optimizer) for plan in placement.plans)
     path = Path(embedding)
     if not path.is_file():
         raise InvalidArgumentError(
@@ -170,7 +170,7 @@ class ShardedEmbeddings:
         if known is not None:
             assigned = known.plan.assignments
             sizes = [(table.rows, table.dim) for table in tables.tables]
-            if sizes == [(one.table.rows, one.table.dim) for one in assigned]:
+            if sizes == [(assignment.table.rows, assignment.table.dim) for assignment in assigned]:
                 again = sharded_step(
                     [replace(one, table=table) for one, table in zip(assigned, tables.tables, strict=True)],
                     layout,
@@ -276,7 +276,7 @@ def _whole_step(
     events = events_of(segments, transfers, 1)
     factor = float(factors[1])
     device = float(simulated.active_seconds[row]) * factor
-    found = replace(
+    sharded = replace(
         step,
         gpu=layout.name,
         interval=Interval(min(low, middle), middle, max(high, middle)),
@@ -288,7 +288,7 @@ def _whole_step(
         added_seconds=middle - float(walked.computing_seconds[1]),
         verdict=_verdict(step.verdict, device, simulated.host_seconds, float(walked.exposed_seconds[1]), middle),
     )
-    whole = WholeStep(found, events, chosen)
+    whole = WholeStep(sharded, events, chosen)
     plan = chosen.plan
     notes = (
         f"Embedding tables: {plan.name}, updated by {chosen.optimizer} in the backward pass; {plan.reason}. "
@@ -297,11 +297,11 @@ def _whole_step(
         f"Critical path: {whole.critical_path}; the rest is waiting for the slowest GPU and the slowdown by "
         "overlapping communication.",
     )
-    return replace(whole, step=replace(found, notes=(*step.notes, *notes)))
+    return replace(whole, step=replace(sharded, notes=(*step.notes, *notes)))
 
 
 def _phase_seconds(work: Sequence[HostOperation], phase: str, row: int) -> float:
-    return math.fsum(float(one.seconds[row].sum()) for one in work if one.phase == phase)
+    return math.fsum(float(operation.seconds[row].sum()) for operation in work if operation.phase == phase)
 
 
 def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
@@ -346,18 +346,18 @@ def _ordered(shared: MultiGpuStep, tables: StepTables, plan: ShardingPlan) -> _O
     behind: list[HostOperation] = []
     early, late = list[HostOperation](), list[HostOperation]()
     update: list[HostOperation] = []
-    for one in shared.work:
-        index = one.operation
+    for entry in shared.work:
+        index = entry.operation
         if index is None or index in tables.operations:
             continue
-        if one.phase == "optimizer":
-            update.append(replace(one, seconds=one.seconds * tables.dense_share(operations[index])))
-        elif one.phase == "forward":
-            (behind if index in dependent else first).append(one)
+        if entry.phase == "optimizer":
+            update.append(replace(entry, seconds=entry.seconds * tables.dense_share(operations[index])))
+        elif entry.phase == "forward":
+            (behind if index in dependent else first).append(entry)
         elif index <= ready:
-            early.append(one)
+            early.append(entry)
         else:
-            late.append(one)
+            late.append(entry)
     work = [*first, *behind, *early, *late]
     if not trains:
         return _Order((*work, *update), len(first), None, None)
@@ -390,7 +390,7 @@ def _queues(
     transfers = [replace(transfer, after=after) for after, transfer in ordered]
 
     def last(*names: str) -> int | None:
-        return max((i for i, one in enumerate(transfers) if one.name in names), default=None)
+        return max((i for i, transfer in enumerate(transfers) if transfer.name in names), default=None)
 
     waits = {0: last("all-to-all of indices"), done[order.free]: last(*_FORWARD)}
     if order.update is not None:
@@ -438,11 +438,11 @@ def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Bucket], links:
         "gradients of the sums": order.gradients,
         "dense gradients": None if order.update is None else order.update + 1,
     }
-    for one in plan.exchanges:
-        mark = when[one.carries]
+    for exchange in plan.exchanges:
+        mark = when[exchange.carries]
         if mark is not None:
-            seconds = np.array([one.time.low, one.time.middle, one.time.high])
-            name = f"{_NAMES[one.operation]} of {one.carries}"
+            seconds = np.array([exchange.time.low, exchange.time.middle, exchange.time.high])
+            name = f"{_NAMES[exchange.operation]} of {exchange.carries}"
             name = name.replace("dense gradients", "gradients of copied tables")
             by_mark.setdefault(mark, []).insert(0, Transfer(seconds, 0, name))
     return by_mark

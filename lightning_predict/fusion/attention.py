@@ -61,19 +61,19 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
         if operation.phase == "optimizer" or not operation.outputs:
             continue
         if operation.phase == "backward":
-            for one in found:
-                _follow_back(one, place, operation)
+            for attention in found:
+                _follow_back(attention, place, operation)
             continue
-        for one in list(open_ones):
-            if not one.scores.isdisjoint(tensor.id for tensor in operation.inputs):
-                is_over = _follow(one, place, operation)
+        for attention in list(open_ones):
+            if not attention.scores.isdisjoint(tensor.id for tensor in operation.inputs):
+                is_over = _follow(attention, place, operation)
                 if is_over is not None:
-                    open_ones.remove(one)
-                    found += [one] if is_over else []
+                    open_ones.remove(attention)
+                    found += [attention] if is_over else []
         if operation.name in _MATMULS and len(operation.outputs[0].shape) == 3:
             made = operation.outputs[0]
             query, key = operation.inputs[-2:]
-            if not any(made.id in one.scores or place in one.places for one in (*open_ones, *found)):
+            if not any(made.id in attention.scores or place in attention.places for attention in (*open_ones, *found)):
                 open_ones.append(
                     _WrittenOut(elements=made.elements, query=query, key=key, scores={made.id}, places=[place])
                 )
@@ -137,7 +137,7 @@ def with_attention_kernel(trace: Trace, kernel: str) -> Trace:
 
     def is_named(operation: Operation) -> bool:
         shapes = translate(operation, trace.flags)
-        return any(one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in shapes)
+        return any(shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes)
 
     return replace(
         fused,

@@ -108,8 +108,8 @@ def _without_repeats(
     """
     operations = tuple(operations)
     whole: defaultdict[int | None, int] = defaultdict(int)
-    for one in (tensor for operation in operations for tensor in (*operation.inputs, *operation.outputs)):
-        whole[one.id] = max(whole[one.id], one.elements)
+    for value in (tensor for operation in operations for tensor in (*operation.inputs, *operation.outputs)):
+        whole[value.id] = max(whole[value.id], value.elements)
     first: dict[object, list[int]] = {}
     same: dict[int, int] = {}
     for operation in operations:
@@ -119,10 +119,10 @@ def _without_repeats(
             operation = replace(operation, inputs=inputs, outputs=outputs)
         if operation.phase == "forward" and operation.inputs and not is_free(operation) and is_fusible(operation):
             written, read = _ids(operation.outputs), _ids(operation.inputs)
-            shapes = tuple((one.shape, one.dtype) for one in operation.outputs)
+            shapes = tuple((output.shape, output.dtype) for output in operation.outputs)
             arguments = repr(sorted(operation.arguments.items()))
             key = (operation.name, operation.inputs, shapes, arguments, region_of(operation))
-            reads_part = any(one.elements < whole[one.id] for one in operation.inputs if one.id is not None)
+            reads_part = any(tensor.elements < whole[tensor.id] for tensor in operation.inputs if tensor.id is not None)
             if operation.name not in _RANDOM and not reads_part and not set(written) & set(read):
                 if key in first:
                     same |= dict(zip(written, first[key], strict=True))
@@ -193,7 +193,7 @@ class _Graph:
         Inductor writes a result that an operation outside fused kernels reads, that the backward pass keeps, or whose
         computation reads more than a few tensors or has many operations.
         """
-        found = self.kept() | self._crossing
+        values = self.kept() | self._crossing
         leaves: dict[int, frozenset[int]] = {}
         lengths: dict[int, int] = {}
         for value, maker in sorted(self.maker.items(), key=lambda item: item[1]):
@@ -205,7 +205,7 @@ class _Graph:
             length = 1 + sum(lengths[source] for source in sources)
             is_long = len(users) > 1 and (len(read) > MOST_READS or length > MOST_OPERATIONS)
             if (
-                value in found
+                value in values
                 or not self.fusible[maker]
                 or ends_kernel(operation)
                 or operation.name in _RANDOM
@@ -216,10 +216,10 @@ class _Graph:
                 or len(read) > MOST_READS_OF_ONE
                 or length > MOST_OPERATIONS_OF_ONE
             ):
-                found.add(value)
+                values.add(value)
             else:
                 leaves[value], lengths[value] = read, length
-        return found
+        return values
 
     def kept(self) -> set[int]:
         """Return the values of the minimum cut, which the forward pass keeps for the backward pass."""
@@ -247,16 +247,16 @@ class _Graph:
 
     def _ancestors(self, needed: set[int], banned: set[int]) -> set[int]:
         """Return the values from which needed ones could be computed, up to values that are kept in any case."""
-        found: set[int] = set()
+        ancestors: set[int] = set()
         waiting = list(needed)
         while waiting:
             value = waiting.pop()
-            if value in found or value not in self._forward:
+            if value in ancestors or value not in self._forward:
                 continue
-            found.add(value)
+            ancestors.add(value)
             if value not in banned:
                 waiting += _ids(self._operations[self.maker[value]].inputs)
-        return found
+        return ancestors
 
     def _capacity(self, value: int, distance: int) -> float:
         size = self._bytes[value] * DISTANCE_FACTOR ** max(min(distance, MOST_DISTANCE), 1)
@@ -272,8 +272,8 @@ class _Graph:
             if value in self._read_backward:
                 found[value] = 1
             else:
-                after = [one for user in self._users[value] for one in _ids(self._operations[user].outputs)]
-                found[value] = min((found[one] for one in after if one in found), default=10**9) + 1
+                after = [output for user in self._users[value] for output in _ids(self._operations[user].outputs)]
+                found[value] = min((found[output] for output in after if output in found), default=10**9) + 1
         return found
 
     def _may_run_again(self, value: int) -> bool:
@@ -283,37 +283,37 @@ class _Graph:
             return False
         if not self._runs_again(operation):
             return False
-        read, written = (sum(one.size_bytes for one in part) for part in (operation.inputs, operation.outputs))
+        read, written = (sum(tensor.size_bytes for tensor in part) for part in (operation.inputs, operation.outputs))
         if written * REDUCTION < read:
             return False
         return all(self.fusible[user] for user in self._read_backward[value])
 
     def _used_far_apart(self) -> set[int]:
         """Return results of operations that read a value after what follows from it has left the fused kernels."""
-        found: set[int] = set()
+        ids: set[int] = set()
         for value, users in list(self._users.items()):
             if not users or value not in self._forward or not self.fusible[self.maker[value]]:
                 continue
             first = self._first_unfused(users)
             for user in users:
                 if user > first and self.fusible[user]:
-                    found |= {one for one in _ids(self._operations[user].outputs) if self.maker.get(one) == user}
-        return found
+                    ids |= {one for one in _ids(self._operations[user].outputs) if self.maker.get(one) == user}
+        return ids
 
     def _compared_apart(self) -> set[int]:
         """Return comparisons of values of which the backward pass reads only views.
 
         The partitioner keeps such a view, as of the rows that a linear layer reads, and computes nothing else from it.
         """
-        found: set[int] = set()
+        ids: set[int] = set()
         for operation in self._operations:
             if operation.name != COMPARISON:
                 continue
             value = operation.inputs[0]
             readers = [] if value.id is None else self._read_backward[value.id]
             if readers and not any(self.fusible[one] or value in self._operations[one].inputs for one in readers):
-                found |= set(_ids(operation.outputs))
-        return found
+                ids |= set(_ids(operation.outputs))
+        return ids
 
     def _first_unfused(self, users: Sequence[int]) -> int:
         """Return the first operation that follows from the users but cannot be fused with the one before it."""
@@ -388,7 +388,7 @@ def _computed_again(
             copies.clear()
         place = operation.phase, graph.region_of(operation)
         results = _ids(operation.outputs)
-        is_own = bool(results) and all(graph.maker.get(one) == index for one in results)
+        is_own = bool(results) and all(graph.maker.get(output) == index for output in results)
         if graph.fusible[index] and is_own and written.isdisjoint(results):
             continue  # each kernel that reads the results computes them
         chain: dict[int, None] = {}

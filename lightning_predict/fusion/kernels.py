@@ -107,7 +107,7 @@ def fused(
         adds_residuals: Whether sums that a block computes itself, such as of its residual stream, are fused, too.
         by_blocks: Whether each block, and what lies between blocks, is compiled by itself (regional compilation).
     """
-    if trace.compiled or trace.has_measured_kernels or not any(one.outputs for one in trace.operations):
+    if trace.compiled or trace.has_measured_kernels or not any(operation.outputs for operation in trace.operations):
         raise InvalidArgumentError(
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
@@ -148,7 +148,7 @@ def fused(
         kernel = _kernel(members, last=group[-1], last_read=last_read, made=made, views=views)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
         inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
-        masks |= {tensor.id for one in members if one.name == DRAWS_MASKS for tensor in one.outputs}
+        masks |= {tensor.id for member in members if member.name == DRAWS_MASKS for tensor in member.outputs}
     kept = (
         replaced[index] if index in replaced else _around_kernels(operation, inside)
         for index, operation in enumerate(trace.operations)
@@ -164,7 +164,7 @@ def fused(
 
 def _made_by(operations: Iterable[Operation]) -> set[int | None]:
     """Return the ids of the results of operations that run kernels."""
-    return {tensor.id for one in operations if not _is_left_out(one) for tensor in one.outputs}
+    return {tensor.id for operation in operations if not _is_left_out(operation) for tensor in operation.outputs}
 
 
 def _runs_again_in_libraries(operation: Operation) -> bool:
@@ -199,20 +199,20 @@ def _split_softmaxes(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split each softmax into the sums of its rows and a normalisation, which the backward pass may run again."""
     operations = tuple(operations)
     unused = unused_ids(operations)
-    for one in operations:
-        is_softmax = one.phase != "optimizer" and one.name in (*_SOFTMAXES, _LOSS_GRADIENT)
-        is_long = is_softmax and _row_length(one) > LONGEST_ROW_IN_A_KERNEL
-        if not is_softmax or one.arguments.get(OUTSIDE):
-            yield one
-        elif one.name in _SOFTMAXES and one.outputs and one.outputs[0].id is not None:
-            data, *_ = one.inputs
-            sums = TensorInfo((data.elements // max(_row_length(one), 1),), "float32", id=next(unused))
-            yield replace(one, name=STATISTICS if is_long else ROW_STATISTICS, inputs=(data,), outputs=(sums,))
-            yield replace(one, name=NORMALISATION, inputs=(data, sums))
-        elif one.name == _LOSS_GRADIENT and is_long:
-            yield replace(one, name=NORMALISATION)
+    for operation in operations:
+        is_softmax = operation.phase != "optimizer" and operation.name in (*_SOFTMAXES, _LOSS_GRADIENT)
+        is_long = is_softmax and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL
+        if not is_softmax or operation.arguments.get(OUTSIDE):
+            yield operation
+        elif operation.name in _SOFTMAXES and operation.outputs and operation.outputs[0].id is not None:
+            data, *_ = operation.inputs
+            sums = TensorInfo((data.elements // max(_row_length(operation), 1),), "float32", id=next(unused))
+            yield replace(operation, name=STATISTICS if is_long else ROW_STATISTICS, inputs=(data,), outputs=(sums,))
+            yield replace(operation, name=NORMALISATION, inputs=(data, sums))
+        elif operation.name == _LOSS_GRADIENT and is_long:
+            yield replace(operation, name=NORMALISATION)
         else:
-            yield one
+            yield operation
 
 
 PICKS_WORDS: Final = "aten::nll_loss_forward"
@@ -333,8 +333,8 @@ _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 
 def list_member_of(module: str | None) -> str | None:
     """Return the member of a module list that contains a module; None outside lists."""
-    found = None if module is None else _BLOCK.match(module)
-    return None if found is None else found.group(1)
+    block = None if module is None else _BLOCK.match(module)
+    return None if block is None else block.group(1)
 
 
 def _region_of(operation: Operation) -> str | None:
@@ -399,9 +399,9 @@ def _with_comparisons(operations: Iterable[Operation]) -> Iterator[Operation]:
     operations = tuple(operations)
     unused = unused_ids(operations)
     compared: dict[int | None, TensorInfo] = {
-        one.inputs[1].id: replace(one.inputs[1], dtype="bool", id=next(unused))
-        for one in operations
-        if one.name in _COMPARED and len(one.inputs) > 1 and one.inputs[1].id is not None
+        operation.inputs[1].id: replace(operation.inputs[1], dtype="bool", id=next(unused))
+        for operation in operations
+        if operation.name in _COMPARED and len(operation.inputs) > 1 and operation.inputs[1].id is not None
     }
     for one in operations:
         if one.name in _COMPARED and len(one.inputs) > 1 and one.inputs[1].id in compared:
@@ -650,7 +650,7 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
     if "softmax" in operation.name and operation.outputs[0].shape and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL:
         return False
     shapes = translate(operation, trace.flags)
-    return bool(shapes) and all(operation_spec(one.operation).units == "vector" for one in shapes)
+    return bool(shapes) and all(operation_spec(shape.operation).units == "vector" for shape in shapes)
 
 
 def _row_length(operation: Operation) -> int:
@@ -700,9 +700,9 @@ def _kernel(
     used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)
     names = {operation.name for operation in operations}
     if PICKS_WORDS in names and not names & {STATISTICS, ROW_STATISTICS} and all(one.elements == 1 for one in used):
-        words = next(one.inputs[1] for one in operations if one.name == PICKS_WORDS)
-        for number, one in read.items():
-            read[number] = replace(one, shape=words.shape) if one.elements > words.elements else one
+        words = next(operation.inputs[1] for operation in operations if operation.name == PICKS_WORDS)
+        for number, source in read.items():
+            read[number] = replace(source, shape=words.shape) if source.elements > words.elements else source
     return replace(
         operations[0],
         name=FUSED,

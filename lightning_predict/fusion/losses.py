@@ -49,25 +49,25 @@ def _heads(trace: Trace) -> Iterator[_Head]:
         if product.name not in _MATMULS or product.phase != "forward" or not product.outputs:
             continue
         wide, logits = product.outputs[0].elements, {product.outputs[0].id}
-        found = _Head(place, [], [], [], [])
-        for later, one in enumerate(operations[place + 1 :], place + 1):
-            if one.phase == "optimizer" or (one.phase == "forward" and found.backward):
+        head = _Head(place, [], [], [], [])
+        for later, operation in enumerate(operations[place + 1 :], place + 1):
+            if operation.phase == "optimizer" or (operation.phase == "forward" and head.backward):
                 break
-            is_loss = one.name in _LOSSES
-            if logits.isdisjoint(tensor.id for tensor in one.inputs) and not (is_loss and found.forward):
+            is_loss = operation.name in _LOSSES
+            if logits.isdisjoint(tensor.id for tensor in operation.inputs) and not (is_loss and head.forward):
                 continue
-            if one.phase == "backward" and one.name in _MATMULS:
-                found.products.append(later)
-            elif one.phase == "backward" and one.name == "aten::sum":
-                found.bias.append(later)
-            elif is_loss or all(tensor.elements == wide for tensor in one.outputs):
-                (found.forward if one.phase == "forward" else found.backward).append(later)
-                logits |= {tensor.id for tensor in one.outputs if tensor.elements == wide}
+            if operation.phase == "backward" and operation.name in _MATMULS:
+                head.products.append(later)
+            elif operation.phase == "backward" and operation.name == "aten::sum":
+                head.bias.append(later)
+            elif is_loss or all(tensor.elements == wide for tensor in operation.outputs):
+                (head.forward if operation.phase == "forward" else head.backward).append(later)
+                logits |= {tensor.id for tensor in operation.outputs if tensor.elements == wide}
             else:
                 break  # something else reads the logits
-        names = {operations[index].name for index in found.forward}
-        if {"aten::_log_softmax", "aten::nll_loss_forward"} <= names and found.products:
-            yield found
+        names = {operations[index].name for index in head.forward}
+        if {"aten::_log_softmax", "aten::nll_loss_forward"} <= names and head.products:
+            yield head
 
 
 def _trained_heads(trace: Trace) -> Iterator[_Head]:
@@ -91,8 +91,8 @@ def with_eager_loss(trace: Trace) -> Trace:
     """Return the step with marked losses over words, which no fused kernel computes."""
     places = {place for head in _heads(trace) for place in (*head.forward, *head.backward)}
     marked = (
-        replace(one, arguments={**one.arguments, OUTSIDE: True}) if place in places else one
-        for place, one in enumerate(trace.operations)
+        replace(operation, arguments={**operation.arguments, OUTSIDE: True}) if place in places else operation
+        for place, operation in enumerate(trace.operations)
     )
     return replace(trace, operations=tuple(marked))
 
@@ -106,7 +106,7 @@ def with_chunked_loss(trace: Trace) -> Trace:
     for head in _trained_heads(trace):
         places = [head.product, *head.forward, *head.backward, *head.products, *head.bias]
         dropped |= set(places)
-        loss = next(one for one in head.forward if trace.operations[one].name == "aten::nll_loss_forward")
+        loss = next(place for place in head.forward if trace.operations[place].name == "aten::nll_loss_forward")
         product = trace.operations[head.product]
         gone |= {t.id for p in (head.product, *head.forward, *head.backward) for t in trace.operations[p].outputs}
         gone -= {tensor.id for tensor in trace.operations[loss].outputs}
@@ -143,5 +143,5 @@ def _chunks(
         back = replace(weight, shape=weight.shape[::-1])
         yield replace(plain, inputs=(logits, back), outputs=(replace(of_inputs, shape=(size, width)),))
         yield replace(plain, name="aten::addmm", inputs=(of_weight, turned, rows), outputs=(of_weight,))
-        yield from (replace(one, inputs=(logits,), freed=()) for one in sums_of_bias)
+        yield from (replace(operation, inputs=(logits,), freed=()) for operation in sums_of_bias)
         yield replace(kernel, inputs=(of_weight,), outputs=())  # the matmul also reads what it adds to

@@ -137,8 +137,8 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
 
 def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
     """Return the layout of a named GPU, with `requested_name` set if the name is ambiguous."""
-    found = find_gpu(name)
-    return Layout(found, gpus_per_node, nodes, requested_name=name.strip() if other_forms(name, found) else None)
+    gpu = find_gpu(name)
+    return Layout(gpu, gpus_per_node, nodes, requested_name=name.strip() if other_forms(name, gpu) else None)
 
 
 def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tuple[Layout, ...]:
@@ -155,25 +155,25 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
     names = tuple(names)
     if not names:
         raise InvalidArgumentError("gpus is empty; name at least one GPU, for example ['T4'].")
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for layout in (layout_of(name, num_nodes=num_nodes) for name in names):
-        other = found.setdefault(layout.name, layout)
+        other = layouts.setdefault(layout.name, layout)
         if layout.nodes > 1 and other.network != layout.network:
-            ways = " and ".join(f"{one.nodes}x{one.machine}" if one.machine else one.name for one in (other, layout))
+            ways = " and ".join(f"{way.nodes}x{way.machine}" if way.machine else way.name for way in (other, layout))
             raise InvalidArgumentError(
                 f"{ways} are both {layout.name} here, with networks that differ; ask for one of them at a time."
             )
-        found[layout.name] = layout
-    return tuple(found.values())
+        layouts[layout.name] = layout
+    return tuple(layouts.values())
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
     """Return the layout of `nodes` cloud instances; None if `name` is not an instance type."""
-    found = find_machine(name)
-    if found is None:
+    machine = find_machine(name)
+    if machine is None:
         return None
-    count, gpu_name = found.gpus.split("x", 1)
-    return Layout(find_gpu(gpu_name), int(count), nodes, found.name, network=found.network)
+    count, gpu_name = machine.gpus.split("x", 1)
+    return Layout(find_gpu(gpu_name), int(count), nodes, machine.name, network=machine.network)
 
 
 def _is_gpu(name: str) -> bool:
@@ -267,7 +267,7 @@ def find_machine(name: str) -> Machine | None:
 
 def largest_machine(gpu: Gpu) -> int | None:
     """Return the largest number of these GPUs in one instance type; None if no instance type has the GPU."""
-    counts = (one.gpus.partition("x") for one in _machines().values())
+    counts = (machine.gpus.partition("x") for machine in _machines().values())
     return max((int(count) for count, _, name in counts if name == gpu.name), default=None)
 
 
@@ -284,7 +284,7 @@ def _key(name: str) -> str:
 def _machines() -> Mapping[str, Machine]:
     document = read_toml(CATALOGUE_FOLDER / MACHINES_FILE, CatalogueError)
     document.check_keys({"provider"})
-    found: dict[str, Machine] = {}
+    machines: dict[str, Machine] = {}
     for provider, table in document.member("provider").members().items():
         table.check_keys({"source", "date", "machines"}, optional={"networks"})
         table.member("source").url()
@@ -292,8 +292,8 @@ def _machines() -> Mapping[str, Machine]:
         networks = table.optional("networks", Checked.members, {})
         for name, row in table.member("machines").members().items():
             gpus = row.words()
-            found[_key(name)] = Machine(name, provider, gpus, _network(networks.get(name), name, gpus))
-    return found
+            machines[_key(name)] = Machine(name, provider, gpus, _network(networks.get(name), name, gpus))
+    return machines
 
 
 def _network(row: Checked | None, machine: str, gpus: str) -> Network | None:

@@ -61,13 +61,13 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
             f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {some}. "
             f"Name it, as in {{{names[0]!r}: {{...}}}}."
         )
-    found = []
+    rated = []
     for layout in layouts:
         rates = {**common, **by_name.get(layout.gpu.name, {})}
         for dtype, rate in rates.items():
             _check_range(layout.gpu, dtype, rate)
-        found.append(replace(layout, gpu=gpu_with_rates(layout.gpu, rates)))
-    return tuple(found)
+        rated.append(replace(layout, gpu=gpu_with_rates(layout.gpu, rates)))
+    return tuple(rated)
 
 
 def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:

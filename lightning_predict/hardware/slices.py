@@ -94,7 +94,7 @@ def _compute_instance(profile: SliceProfile, name: str, share: float) -> SlicePr
 def _profiles() -> Mapping[str, Mapping[str, SliceProfile]]:
     document = read_toml(CATALOGUE_FOLDER / SLICES_FILE, CatalogueError)
     document.check_keys({"mig"})
-    found: dict[str, dict[str, SliceProfile]] = {}
+    by_gpu: dict[str, dict[str, SliceProfile]] = {}
     for family in document.member("mig").members().values():
         family.check_keys({"gpus", "sources", "profiles"})
         profiles = {}
@@ -105,5 +105,5 @@ def _profiles() -> Mapping[str, Mapping[str, SliceProfile]]:
             profiles[name] = SliceProfile(
                 name, row.member("multiprocessors").integer(minimum=1), eighths / MEMORY_SLICES
             )
-        found |= dict.fromkeys(family.member("gpus").texts(), profiles)
-    return found
+        by_gpu |= dict.fromkeys(family.member("gpus").texts(), profiles)
+    return by_gpu

@@ -70,15 +70,15 @@ def _rates(document: Checked) -> tuple[Gpu, ...]:
         return ()
     from lightning_predict.hardware.own_rates import gpu_with_rates
 
-    found = []
+    gpus = []
     for name, row in document.member(RATES).members().items():
         row.check_keys({"tflops"}, {"dram_gb_per_s"})
         whole = gpu(name)
         rates = {dtype: teraflops_to_flops(value.positive()) for dtype, value in row.member("tflops").members().items()}
         memory = row.optional("dram_gb_per_s", Checked.positive, bytes_to_gigabytes(whole.dram_bytes_per_second))
         own = gpu_with_rates(whole, rates)
-        found.append(replace(own, dram_bytes_per_second=gigabytes_to_bytes(memory)))
-    return tuple(found)
+        gpus.append(replace(own, dram_bytes_per_second=gigabytes_to_bytes(memory)))
+    return tuple(gpus)
 
 
 def _read(path: str | PathLike[str]) -> Checked:
@@ -137,8 +137,8 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
 
 def _measured(row: Checked, peaks: Collection[str]) -> dict[str, float]:
     """Parse measured matmul rates by dtype. The GPU must have a peak for each of these dtypes."""
-    found = row.member(MEASURED).members() if row.has(MEASURED) else {}
-    for dtype, value in found.items():
+    measured = row.member(MEASURED).members() if row.has(MEASURED) else {}
+    for dtype, value in measured.items():
         if dtype not in peaks:
             raise value.error(f"is a dtype that there is no peak of; expected one of {', '.join(sorted(peaks))}.")
-    return {dtype: teraflops_to_flops(value.positive("in TFLOP/s")) for dtype, value in found.items()}
+    return {dtype: teraflops_to_flops(value.positive("in TFLOP/s")) for dtype, value in measured.items()}

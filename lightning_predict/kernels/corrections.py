@@ -195,9 +195,9 @@ def layout_factors(
     for column, item in enumerate(items):
         if item.shapes and not transposed.isdisjoint(item.operations):
             columns.setdefault(item.shapes[0].dtype, []).append(column)
-    for dtype, found in columns.items():
+    for dtype, positions in columns.items():
         ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
-        factor[:, found] += base_share[:, found] * (ratios - 1)
+        factor[:, positions] += base_share[:, positions] * (ratios - 1)
     return factor
 
 
@@ -210,17 +210,17 @@ def transposed_matmuls(operations: Sequence[Operation]) -> frozenset[int]:
             if operation.name in _ALWAYS or operation.arguments.get(SECOND_TRANSPOSED)
         )
     turned: dict[_Key, bool] = {}
-    found: set[int] = set()
+    indices: set[int] = set()
     for index, operation in enumerate(operations):
         place = SECOND_FACTOR_POSITION.get(operation.name)
         if operation.name in _ALWAYS:
-            found.add(index)
+            indices.add(index)
         elif place is not None and len(operation.inputs) > place:
             if turned.get(_key(operation.inputs[place])):
-                found.add(index)
+                indices.add(index)
         elif operation.name in FREE_OPERATIONS and operation.inputs and len(operation.outputs) == 1:
             turned[_key(operation.outputs[0])] = _is_transposed(operation, turned)
-    return frozenset(found)
+    return frozenset(indices)
 
 
 def _key(tensor: TensorInfo) -> _Key:
@@ -288,7 +288,7 @@ def sustained_factors(
     """
     if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
         return Interval.from_factor(np.ones((1, 1)), 1.0)
-    is_attention = [one.operation in FUSED_ATTENTION and one.dtype in ("float16", "bfloat16") for one in shapes]
+    is_attention = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
     slowdowns = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
     limited = np.ones(slowdowns.shape)  # the share of a time at the rate that power limits
     is_own = np.zeros(slowdowns.shape, dtype=np.bool_)
@@ -296,15 +296,15 @@ def sustained_factors(
     for column, shape in enumerate(shapes):
         if shape.operation in MATMULS:
             columns.setdefault((shape.operation, shape.dtype), []).append(column)
-    for (_, dtype), found in columns.items():
-        flops = batch_shapes([shapes[column] for column in found]).flops
+    for (_, dtype), positions in columns.items():
+        flops = batch_shapes([shapes[column] for column in positions]).flops
         for row, gpu in enumerate(gpus):
             known = _sustained_dtype(gpu, dtype)
             if known is None:
                 continue
-            slowdowns[row, found], burst = _slowdown(gpu, dtype, known, models)
-            limited[row, found] = np.minimum(flops / (burst * seconds[row, found]), 1.0)
-            is_own[row, found] = known in gpu.own_dtypes
+            slowdowns[row, positions], burst = _slowdown(gpu, dtype, known, models)
+            limited[row, positions] = np.minimum(flops / (burst * seconds[row, positions]), 1.0)
+            is_own[row, positions] = known in gpu.own_dtypes
     low, middle, high = (
         1 + (slowdowns ** np.where(is_own, 1.0, exponent) - 1) * limited for exponent in MACHINES_BETWEEN
     )
@@ -321,7 +321,7 @@ def _sustained_dtype(gpu: Gpu, dtype: str) -> str | None:
     """Return the dtype whose sustained rate slows matmuls in another dtype; None without a rate."""
     if dtype not in gpu.peak_flops_per_second:
         return None
-    return next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in gpu.sustained_flops_per_second), None)
+    return next((twin for twin in (dtype, *POWER_TWINS.get(dtype, ())) if twin in gpu.sustained_flops_per_second), None)
 
 
 def _slowdown(gpu: Gpu, dtype: str, known: str, models: KernelModels | None) -> tuple[float, float]:

@@ -215,10 +215,10 @@ def link_assumption_notes(layout: Layout, interconnect: Interconnect) -> tuple[s
         )
     if layout.gpus_per_node > 1 and layout.gpu.nvlink_bytes_per_second is None:
         known = interconnect.pcie is not None or interconnect.intra_node_bytes_per_second is not None
-        found = pcie_machine(layout.gpu)
+        machine = pcie_machine(layout.gpu)
         if not known:
             notes.append(
-                f"{layout.gpu.name} in one machine: assumed {found.words}. Set the PCIe type (pcie: switch, root, "
+                f"{layout.gpu.name} in one machine: assumed {machine.words}. Set the PCIe type (pcie: switch, root, "
                 "host or virtual) or the bandwidth from nccl-tests (busbw)."
             )
     if layout.nodes > 1 and interconnect.inter_node_bytes_per_second is None:

@@ -68,8 +68,8 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
     lower = name.lower()
     if _MATRIX.search(lower) is None or _MEMORY_BOUND.search(lower) is not None:
         return None
-    found = next((dtype for dtype, words in _DTYPES if words.search(lower)), USUAL_DTYPE)
-    return "tf32" if found == "float32" and tf32 and _NVJET.search(lower) else found
+    kind = next((dtype for dtype, words in _DTYPES if words.search(lower)), USUAL_DTYPE)
+    return "tf32" if kind == "float32" and tf32 and _NVJET.search(lower) else kind
 
 
 def scale_by_matmul_throughput(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:

@@ -295,7 +295,7 @@ def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
     """Return whether an item ran on the GPU but has no recorded kernels; communication has no kernels of its own."""
     operations = [trace.operations[index] for index in item.operations]
-    if not item.shapes or any(one.kernels or one.name.startswith("c10d::") for one in operations):
+    if not item.shapes or any(operation.kernels or operation.name.startswith("c10d::") for operation in operations):
         return False
     return any(tensor.device == "cuda" for one in operations for tensor in (*one.inputs, *one.outputs))
 
@@ -313,8 +313,8 @@ def _own_rates(items: Sequence[WorkItem], measured: Array, predicted: Array, mis
         for key in (items[index].shapes, units[index]):
             seen = totals.get(key, (0.0, 0.0))
             totals[key] = seen[0] + float(measured[index]), seen[1] + float(predicted[index])
-    found = (totals.get(item.shapes) or totals.get(own) or (1.0, 1.0) for item, own in zip(items, units, strict=True))
-    return np.array([seconds / expected for seconds, expected in found])
+    pairs = (totals.get(item.shapes) or totals.get(own) or (1.0, 1.0) for item, own in zip(items, units, strict=True))
+    return np.array([seconds / expected for seconds, expected in pairs])
 
 
 def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
@@ -349,7 +349,7 @@ _ONE_ARCHITECTURE: Final = re.compile(r"flash.*sm(90|1[0-2]0)", re.IGNORECASE)
 def _cannot_run_on(gpus: Sequence[Gpu], kernels: Sequence[tuple[Kernel, ...]], origin: Gpu) -> BoolArray:
     """Return which items have kernels for the origin's architecture alone, shape (gpus, items)."""
     own = np.array(
-        [any(_ONE_ARCHITECTURE.search(one.name) for one in launched) for launched in kernels], dtype=np.bool_
+        [any(_ONE_ARCHITECTURE.search(kernel.name) for kernel in launched) for launched in kernels], dtype=np.bool_
     )
     return own & np.array([[gpu.architecture != origin.architecture] for gpu in gpus], dtype=np.bool_)
 

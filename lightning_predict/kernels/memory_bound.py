@@ -192,7 +192,7 @@ def is_known(operation: Operation) -> bool:
 
 def untranslated(operation: Operation) -> tuple[OperationShape, ...]:
     """Return a lower bound on the work of an operation whose computation is unknown: its bytes."""
-    return tuple(OperationShape(UNTRANSLATED, one.dtype, one.dims) for one in transfer_of(operation))
+    return tuple(OperationShape(UNTRANSLATED, transfer.dtype, transfer.dims) for transfer in transfer_of(operation))
 
 
 def transfer_of(operation: Operation) -> tuple[OperationShape, ...]:
@@ -291,9 +291,9 @@ def bytes_read(operation: Operation) -> int:
         return 0
     if name in LOOK_UPS and operation.outputs:
         sizes = [tensor.size_bytes for tensor in operation.inputs]
-        found = _sum_bytes(operation.outputs)
+        total = _sum_bytes(operation.outputs)
         # Trace files do not list the indices of `index`, so only the table is left.
-        return found + (min(sizes) if len(sizes) > 1 else 0)
+        return total + (min(sizes) if len(sizes) > 1 else 0)
     if name == "aten::copy_" and len(operation.inputs) == 2:
         return operation.inputs[1].size_bytes  # The destination, listed first, is not read.
     return _sum_bytes(operation.inputs)

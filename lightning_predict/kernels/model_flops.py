@@ -70,10 +70,10 @@ def _flops(shape: OperationShape) -> float:
 
 def _tokens(trace: Trace) -> int | None:
     """Return the tokens of a step: the largest number of indices that an embedding looks up; None without embedding."""
-    found = [
+    counts = [
         operation.inputs[1].elements
         for operation in trace.operations
         if operation.name in LOOK_UP_CALLS and operation.phase == "forward" and len(operation.inputs) > 1
         if len(operation.inputs[1].shape) == 2 and operation.inputs[1].dtype == "int64"
     ]
-    return trace.batches * max(found) if found else None
+    return trace.batches * max(counts) if counts else None

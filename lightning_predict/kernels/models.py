@@ -189,7 +189,7 @@ def _has_both_halves(gpu: Gpu) -> bool:
 
 def _is_sibling(card: Gpu, gpu: Gpu) -> bool:
     """Return whether a card has the GPU's chip and number of multiprocessors, and at least its power."""
-    chips = [(one.vendor, one.compute_capability, one.streaming_multiprocessors) for one in (card, gpu)]
+    chips = [(device.vendor, device.compute_capability, device.streaming_multiprocessors) for device in (card, gpu)]
     return chips[0] == chips[1] and card.name != gpu.name and card.power_watts >= gpu.power_watts
 
 
@@ -268,8 +268,8 @@ class UtilisationModels:
         spec = network_spec(operation, dtype)
         if spec is None:
             return False
-        for one in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
-            network = one.families.get(spec.name)
+        for model in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
+            network = model.families.get(spec.name)
             if network is not None and (operation, dtype) in network.trained:
                 return True
         return False
@@ -300,10 +300,10 @@ class UtilisationModels:
         the same slowdown. Boards of the same chip with no more power get the slowdown, too. The cause is a shared clock
         or power limit.
         """
-        found = self._estimated(batch, gpus)
+        estimated = self._estimated(batch, gpus)
         if batch.dtype not in OTHER_16_BIT or batch.operation != "linear":
-            return found
-        factor = np.ones(found.seconds.shape)
+            return estimated
+        factor = np.ones(estimated.seconds.shape)
         tellers = {
             row: teller
             for row, gpu in enumerate(gpus)
@@ -316,7 +316,7 @@ class UtilisationModels:
                 ratio = self._estimated(twin, cards).seconds / self._by_cross_gpu_model._estimated(twin, cards).seconds
                 said = np.maximum(np.log(ratio), 0.0)
                 factor[rows] = np.exp(transferred_part(said, CARRIED_SCATTER))
-        return replace(found, interval=found.interval.scaled(factor))
+        return replace(estimated, interval=estimated.interval.scaled(factor))
 
     def _slowdown_source(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
         """Return a measured GPU and 16-bit dtype whose slowdown applies to this GPU and dtype; else None."""

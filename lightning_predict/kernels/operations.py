@@ -311,7 +311,7 @@ def load_when_asked(names: str, load: Callable[[], object]) -> None:
 
 def _load(asked: str | None = None) -> None:
     """Load the operations that `asked` may belong to; all operations if it is None."""
-    for entry in [one for one in _NOT_LOADED if asked is None or one[0].search(asked)]:
+    for entry in [row for row in _NOT_LOADED if asked is None or row[0].search(asked)]:
         entry[1]()  # another thread may load at the same time: both wait for the import
         if entry in _NOT_LOADED:
             _NOT_LOADED.remove(entry)
@@ -393,8 +393,8 @@ def translator_of(call: str) -> Translator | None:
 def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families that have neural networks by name, sorted."""
     _load()
-    found = {network.name: network for spec in _SPECS.values() for network in spec.of(NetworkSpec)}
-    return dict(sorted(found.items()))
+    networks = {network.name: network for spec in _SPECS.values() for network in spec.of(NetworkSpec)}
+    return dict(sorted(networks.items()))
 
 
 def network_spec(operation: str, dtype: str) -> NetworkSpec | None:

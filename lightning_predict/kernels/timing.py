@@ -266,7 +266,7 @@ class TimingRequest:
     def is_float32_fallback(self) -> BoolArray:
         """Whether float32 replaces another dtype, shape (shapes,). TF32 without TF32 units counts as float32."""
         pairs = zip(self.computed, self.requested, strict=True)
-        return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
+        return np.array([computed != asked and asked.dtype != "tf32" for computed, asked in pairs], dtype=np.bool_)
 
     def subset(self, columns: Sequence[int]) -> TimingRequest:
         """Return a request for some of the shapes."""
@@ -328,13 +328,13 @@ def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels) ->
     sibling = _sibling(batch.operation, batch.dtype, models)
     assert sibling is not None  # by `source_of`
     twin = ShapeBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
-    found = models.estimate(twin, gpus)
+    estimate = models.estimate(twin, gpus)
     if batch.dtype == "tf32" and batch.spec.units == "tensor":
-        return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.is_extrapolated)
+        return Estimate(_as_tf32(estimate.interval, batch, twin, gpus), estimate.is_extrapolated)
     # The minimum kernel time is the same for both dtypes.
     own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, shapes)
-    return Estimate(found.interval.scaled(ratio), found.is_extrapolated)
+    return Estimate(estimate.interval.scaled(ratio), estimate.is_extrapolated)
 
 
 def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
@@ -425,7 +425,7 @@ def _unclamped_times(request: TimingRequest) -> OperationTimes:
     shapes = request.computed
     expansions = [_expand(item, request.models) for item in shapes]
     leaves = list(dict.fromkeys(leaf for expansion in expansions for leaf, _ in expansion.parts))
-    found, by_base = _leaf_times(leaves, request)  # each (gpus, leaves)
+    per_leaf, by_base = _leaf_times(leaves, request)  # each (gpus, leaves)
     position = {leaf: index for index, leaf in enumerate(leaves)}
 
     pairs = [(i, expansion, leaf, count) for i, expansion in enumerate(expansions) for leaf, count in expansion.parts]
@@ -438,13 +438,13 @@ def _unclamped_times(request: TimingRequest) -> OperationTimes:
     def added(values: Array) -> Array:
         return summed_by_owner(values[:, leaf_of] * times, owner, len(shapes))
 
-    interval = found.map(added).widened(spread)  # (gpus, shapes)
+    interval = per_leaf.map(added).widened(spread)  # (gpus, shapes)
     whole = interval.middle
     shares: dict[TimedBy, Array] = {
-        method: summed_by_owner(found.middle[:, leaf_of] * times * (methods == method), owner, len(shapes)) / whole
+        method: summed_by_owner(per_leaf.middle[:, leaf_of] * times * (methods == method), owner, len(shapes)) / whole
         for method in get_args(TimedBy)
     }
-    return OperationTimes(interval, shares, added(found.middle * by_base) / whole)
+    return OperationTimes(interval, shares, added(per_leaf.middle * by_base) / whole)
 
 
 def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interval[Array], BoolArray]:
@@ -457,14 +457,14 @@ def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interv
         groups.setdefault((leaf.shape.operation, leaf.shape.dtype, leaf.source), []).append(index)
     for (_, _, source), indices in groups.items():
         batch = batch_shapes([leaves[index].shape for index in indices])
-        found = _estimate(source, batch, request.gpus, request.models)
+        estimate = _estimate(source, batch, request.gpus, request.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
-            found.interval.low,
-            found.interval.middle,
-            found.interval.high,
+            estimate.interval.low,
+            estimate.interval.middle,
+            estimate.interval.high,
         )
-        if found.is_extrapolated is not None:
-            by_base[:, indices] = found.is_extrapolated
+        if estimate.is_extrapolated is not None:
+            by_base[:, indices] = estimate.is_extrapolated
     return Interval(low, middle, high), by_base
 
 
@@ -501,9 +501,9 @@ def _clamp_to_alternative(times: OperationTimes, request: TimingRequest) -> Oper
     time as the matmuls within 2 %, and 0.70 of the base network's time. Winograd filters (3 x 3, stride 1) are faster
     as convolutions.
     """
-    found = [pair for item in request.computed if (pair := _alternative(item)) is not None]
-    other = _unclamped_times(request.for_shapes([shape for _, shape in found]))
-    kinds = [alternative for alternative, _ in found]
+    alternatives = [pair for item in request.computed if (pair := _alternative(item)) is not None]
+    other = _unclamped_times(request.for_shapes([shape for _, shape in alternatives]))
+    kinds = [alternative for alternative, _ in alternatives]
     has_it = np.array([[kind.is_on(gpu) for kind in kinds] for gpu in request.gpus])
     is_by_network = times.shares["roofline"] < 0.5
     counts = (times.extrapolated_share > 0.5) | (np.array([kind.bounds_networks for kind in kinds]) & is_by_network)
@@ -570,11 +570,11 @@ def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> Operat
         [models.measured_factor(gpu.name, item.operation, item.dtype) for item in request.computed]
         for gpu in request.gpus
     ]
-    if not any(one is not None for row in found for one in row):
+    if not any(correction is not None for row in found for correction in row):
         return times
-    is_measured = np.array([[one is not None for one in row] for row in found])  # (gpus, shapes)
-    factor = np.array([[1.0 if one is None else one.factor for one in row] for row in found])
-    spread = np.exp([[0.0 if one is None else one.half_width for one in row] for row in found])
+    is_measured = np.array([[correction is not None for correction in row] for row in found])  # (gpus, shapes)
+    factor = np.array([[1.0 if correction is None else correction.factor for correction in row] for row in found])
+    spread = np.exp([[0.0 if correction is None else correction.half_width for correction in row] for row in found])
     middle = times.seconds * factor
     interval = Interval(
         np.where(is_measured, middle / spread, times.interval.low),
@@ -765,9 +765,9 @@ def _each(times: OperationTimes, change: Callable[..., Array], *others: Operatio
     """Apply a function to each table of times, together with the same table of the other times."""
     every = (times, *others)
     return OperationTimes(
-        times.interval.map(change, *(one.interval for one in others)),
-        {method: change(*(one.shares[method] for one in every)) for method in get_args(TimedBy)},
-        change(*(one.extrapolated_share for one in every)),
+        times.interval.map(change, *(operand.interval for operand in others)),
+        {method: change(*(operand.shares[method] for operand in every)) for method in get_args(TimedBy)},
+        change(*(operand.extrapolated_share for operand in every)),
     )
 
 

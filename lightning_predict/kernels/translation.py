@@ -209,8 +209,8 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
         key: list[object] = [operation.name, operation.phase, repr(operation.arguments)]
         for tensors in (operation.inputs, operation.outputs):
             key.append(len(tensors))
-            for one in tensors:
-                key += (one.shape, one.dtype, one.device, one.stored_elements, one.stored_bytes)
+            for tensor in tensors:
+                key += (tensor.shape, tensor.dtype, tensor.device, tensor.stored_elements, tensor.stored_bytes)
         firsts.append(places.setdefault(tuple(key), index))
     return firsts
 
@@ -308,7 +308,7 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
     """
     free = {first: is_free(operations[first]) for first in set(firsts)}
     computing = [index for index, first in enumerate(firsts) if not free[first]]
-    found: dict[int, tuple[int, ...]] = {}
+    dropouts: dict[int, tuple[int, ...]] = {}
     for drawn, scaled, product in zip(computing, computing[1:], computing[2:], strict=False):
         names = (operations[drawn].name, operations[scaled].name, operations[product].name)
         if names != ("aten::bernoulli_", "aten::div_", "aten::mul") or not operations[drawn].inputs:
@@ -316,8 +316,8 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
         mask = operations[drawn].inputs[0].id
         scales_it = mask is not None and any(tensor.id == mask for tensor in operations[scaled].inputs[:1])
         if scales_it and any(tensor.id == mask for tensor in operations[product].inputs):
-            found[drawn] = (drawn, scaled, product)
-    return found
+            dropouts[drawn] = (drawn, scaled, product)
+    return dropouts
 
 
 def _dropout_shape(drawn: Operation) -> tuple[OperationShape, ...]:

@@ -78,7 +78,7 @@ def parallel(
     step = step_of_source(source, model, **told.model).trace
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     with _progress("strategies that fit") as on_progress:
-        found = best_layouts(
+        choices = best_layouts(
             step,
             layouts,
             iterations=iterations,
@@ -102,8 +102,8 @@ def parallel(
     tokens = tokens_per_sample(step)
     heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)
     return CommandAnswer(
-        data=lambda: [_values(one, tokens) for one in found],
-        show=lambda: print("\n".join(_lines(found, tokens, heading))),
+        data=lambda: [_values(choice, tokens) for choice in choices],
+        show=lambda: print("\n".join(_lines(choices, tokens, heading))),
     )
 
 
@@ -143,7 +143,7 @@ def curve(
 
     told = read_machine_profile(profile)
     step = step_of_source(source, model, **told.model).trace
-    layouts = list(dict.fromkeys(one for layout in _words(gpus) for one in layouts_up_to(layout)))
+    layouts = list(dict.fromkeys(candidate for layout in _words(gpus) for candidate in layouts_up_to(layout)))
     predictions = predict_workload(
         step,
         layouts_of(layouts),
@@ -161,14 +161,14 @@ def curve(
     if output is not None:
         output.write_text(html_report(predictions, predictions.ranking()), encoding="utf-8")
     lines: list[str] = []
-    for one in curves:
-        headers, rows = table_of(one)
-        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *sentences(one.sentences)]
+    for scaling in curves:
+        headers, rows = table_of(scaling)
+        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *sentences(scaling.sentences)]
     written = [] if output is None else [str(output)]
     return CommandAnswer(
         data=lambda: {
             "curves": json_value(curves),
-            "sentences": [line for one in curves for line in one.sentences],
+            "sentences": [line for scaling in curves for line in scaling.sentences],
             "written": written,
         },
         show=lambda: print("\n".join([*lines, *written])),
@@ -208,14 +208,14 @@ def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float |
 
 
 def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
-    found = one.prediction
+    prediction = one.prediction
     second, dollar = _rates(one, tokens)
     return {
-        "layout": found.gpu,
+        "layout": prediction.gpu,
         "strategy": one.strategy.name,
-        "iteration_seconds": found.iteration_seconds,
-        "iteration_seconds_low": found.iteration_seconds_low,
-        "iteration_seconds_high": found.iteration_seconds_high,
+        "iteration_seconds": prediction.iteration_seconds,
+        "iteration_seconds_low": prediction.iteration_seconds_low,
+        "iteration_seconds_high": prediction.iteration_seconds_high,
         "samples_per_second": one.samples_per_second,
         "samples_per_usd": one.samples_per_usd,
         "tokens_per_second": None if tokens is None else second,
@@ -224,11 +224,11 @@ def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
         "cost_usd": one.cost_usd,
         "goodput": None if one.goodput is None else one.goodput.share,
         "checkpoint_interval_seconds": None if one.goodput is None else one.goodput.interval_seconds,
-        "usd_per_hour": found.usd_per_hour,
-        "offer": found.offer,
-        "memory_bytes": found.memory_bytes,
+        "usd_per_hour": prediction.usd_per_hour,
+        "offer": prediction.offer,
+        "memory_bytes": prediction.memory_bytes,
         "bound_by": one.bound_by,
-        "notes": list(found.step.notes),
+        "notes": list(prediction.step.notes),
     }
 
 
@@ -244,10 +244,10 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
     )
 
     rows = []
-    layouts = list(dict.fromkeys(one.prediction.gpu for one in found))
-    for one in found:
-        own, time = one.prediction, one.prediction.iteration
-        second, dollar = _rates(one, tokens)
+    layouts = list(dict.fromkeys(choice.prediction.gpu for choice in found))
+    for choice in found:
+        own, time = choice.prediction, choice.prediction.iteration
+        second, dollar = _rates(choice, tokens)
         rows.append(
             [
                 own.gpu if len(layouts) > 1 else "",
@@ -255,12 +255,12 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
                 relative_interval(time.low, time.middle, time.high),
                 "" if second is None else significant(second),
                 "" if dollar is None else significant(dollar),
-                "" if one.goodput is None else share(one.goodput.share),
-                "" if one.total_seconds is None else duration(one.total_seconds),
-                "" if one.cost_usd is None else usd(one.cost_usd),
+                "" if choice.goodput is None else share(choice.goodput.share),
+                "" if choice.total_seconds is None else duration(choice.total_seconds),
+                "" if choice.cost_usd is None else usd(choice.cost_usd),
                 "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
-                one.bound_by or "",
-                one.strategy.name,
+                choice.bound_by or "",
+                choice.strategy.name,
             ]
         )
     texts = {"layout", "(90 %)", "bound by", "strategy"}
@@ -316,7 +316,7 @@ def _priced(found: Sequence[RankedLayout]) -> str:
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
-    for name, own in {one.prediction.gpu: one.prediction for one in found}.items():
+    for name, own in {choice.prediction.gpu: choice.prediction for choice in found}.items():
         price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
         prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'})")
     return f"On {'; '.join(prices)}:"
@@ -326,14 +326,14 @@ def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
     """Yield a sentence per layout on the cost of failures and checkpoints."""
     from lightning_predict.reports.format import duration, significant
 
-    for name, one in {one.prediction.gpu: one.goodput for one in found}.items():
-        if one is not None:
+    for name, goodput in {choice.prediction.gpu: choice.goodput for choice in found}.items():
+        if goodput is not None:
             yield (
-                f"{name}: a failure every {duration(one.failure_seconds)}; a checkpoint of "
-                f"{significant(one.checkpoint_bytes / 1e9)} GB takes {duration(one.checkpoint_seconds)}, best every "
-                f"{duration(one.interval_seconds)}."
+                f"{name}: a failure every {duration(goodput.failure_seconds)}; a checkpoint of "
+                f"{significant(goodput.checkpoint_bytes / 1e9)} GB takes {duration(goodput.checkpoint_seconds)}, best "
+                f"every {duration(goodput.interval_seconds)}."
             )
-    if any(one.goodput is not None for one in found):
+    if any(choice.goodput is not None for choice in found):
         yield (
             "Goodput: share of the time left after failures, checkpoints and repeated work. Totals and costs include "
             "it."

@@ -166,9 +166,9 @@ def best_layouts(  # noqa: D417
     step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining)
     wanted = count if budget_usd is None else SPARE * count
     ranked = [
-        _ranked(step, layout, found, reliability)
+        _ranked(step, layout, strategy, reliability)
         for layout in map(step.with_offered_network, layouts)
-        for found in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
+        for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
     ]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
@@ -231,7 +231,7 @@ def _found(
 
     tables = _with_shared_tables(step, layout)
     try:
-        found = best_strategies(
+        strategies = best_strategies(
             step.shared(single),
             layout,
             single.steps[row],
@@ -248,8 +248,8 @@ def _found(
     except InvalidArgumentError:
         if not tables:
             raise
-        found = ()
-    return (*tables, *found)
+        strategies = ()
+    return (*tables, *strategies)
 
 
 def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
@@ -273,7 +273,7 @@ def tokens_per_sample(trace: Trace) -> int | None:
     """Return the tokens per sample, from the first embedding lookup; None if unknown."""
     for operation in trace.operations:
         if operation.name == "aten::embedding" and operation.phase == "forward":
-            indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
+            indices = next((tensor for tensor in operation.inputs if tensor.dtype == "int64"), None)
             if indices is not None and trace.samples and math.prod(indices.shape) % trace.samples == 0:
                 return math.prod(indices.shape) // max(trace.samples // trace.batches, 1)
             return None
@@ -287,10 +287,10 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
         machine: The cloud's name of the machine type.
         gpus: Numbers of GPUs as texts; None for the GPUs of one machine.
     """
-    found = find_machine(machine)
-    if found is None:
+    instance = find_machine(machine)
+    if instance is None:
         raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
-    each = int(found.gpus.partition("x")[0])
+    each = int(instance.gpus.partition("x")[0])
     names = []
     for words in [str(each)] if gpus is None else gpus:
         if not words.isdigit():
@@ -308,8 +308,8 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
     """Return the results that cost at most the budget."""
-    costs = [one.cost_usd for one in ranked]
-    affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
+    costs = [choice.cost_usd for choice in ranked]
+    affordable = [choice for choice, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
     if not affordable:
         known = [cost for cost in costs if cost is not None]
         least = f"the cheapest costs ${min(known):,.2f}" if known else "no price of these layouts is known"

@@ -255,8 +255,8 @@ def best_strategies(
             least = min(least, need.required_bytes)
             continue
         best.append(FoundStrategy(strategy, shared_step, seconds, need))
-        slowest = sorted([found.seconds_per_batch for found in best] + [math.inf] * wanted)[wanted - 1]
-        best = [found for found in best if not clearly_less(slowest, found.seconds_per_batch)]
+        slowest = sorted([candidate.seconds_per_batch for candidate in best] + [math.inf] * wanted)[wanted - 1]
+        best = [candidate for candidate in best if not clearly_less(slowest, candidate.seconds_per_batch)]
     on_progress(len(bounded), len(bounded))
     if not best and bounded:
         raise _nothing_fits(layout, usable_bytes, least)
@@ -393,8 +393,8 @@ class Bounds:
         for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
             each = [size / ((strategy.micro_batches or 1) * strategy.context) for size in sizes]
             for operation, share in sharing_collectives(strategy).items():
-                found = links.collective(operation, [share * size for size in each])
-                seconds += count * times * sum(float(one[1]) for one in found)
+                durations = links.collective(operation, [share * size for size in each])
+                seconds += count * times * sum(float(duration[1]) for duration in durations)
         return seconds
 
     def _host(self, strategy: Strategy) -> float:
@@ -450,7 +450,7 @@ class Bounds:
         if self._kinds is None:
             trace, timed, model = self._shared.trace, self._shared.timed, _model_with_blocks(self._shared)
             first: dict[TransformerBlock, int] = {}
-            alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
+            alike = [first.setdefault(replace(block, name=""), index) for index, block in enumerate(model.blocks)]
             counts = dict(Counter(alike))
             kept, owners = list[int](), list[int | None]()
             for column, item in enumerate(timed.items):

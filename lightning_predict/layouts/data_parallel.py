@@ -277,14 +277,14 @@ def _of_units(
     units: Iterable[str], operation: str, parameters: Sequence[Parameter], share: float, links_of: Mapping[bool, Links]
 ) -> dict[str, Ends]:
     """Return the time of a collective for each FSDP unit, with experts and other parameters over their own links."""
-    found = {unit: np.zeros(3) for unit in units}
+    totals = {unit: np.zeros(3) for unit in units}
     apart = links_of[True] is not links_of[False]
     for is_expert, links in links_of.items():
         sizes = unit_bytes([parameter for parameter in parameters if (apart and is_of_expert(parameter)) == is_expert])
         times = links.collective(operation, [size * share for size in sizes.values()])
         for unit, seconds in zip(sizes, times, strict=True):
-            found[unit] = found[unit] + seconds
-    return found
+            totals[unit] = totals[unit] + seconds
+    return totals
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:

@@ -62,12 +62,12 @@ def strategy_of_file(path: str) -> str:
             text = _arguments_of_script(read_text(file, InvalidArgumentError), path)
             return _translated(_Keys(_arguments(text), path), _megatron)
         read = {".toml": read_toml, ".json": read_json}.get(file.suffix, read_yaml)
-        found = read(file, InvalidArgumentError).value
+        document = read(file, InvalidArgumentError).value
     except OSError as error:
         raise InvalidArgumentError(f"strategy={path!r} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidArgumentError(f"strategy={path!r} holds no table of options; expected keys and values.")
-    return _translated(_Keys(found, path), _torchtitan if file.suffix == ".toml" else _project)
+    return _translated(_Keys(document, path), _torchtitan if file.suffix == ".toml" else _project)
 
 
 def _translated(keys: _Keys, translate: Callable[[_Keys], ForeignOptions]) -> str:
@@ -155,11 +155,11 @@ class _Keys:
 
     def options(self, translation: Translation) -> ForeignOptions:
         """Translate keys to options of a strategy. Values that switch a key off give no option."""
-        found: ForeignOptions = {}
+        chosen: ForeignOptions = {}
         for key, option in translation.items():
             if isinstance(option, str):
                 number = self.number(key)
-                found |= {} if number is None else {option: number}
+                chosen |= {} if number is None else {option: number}
             elif self.is_on(key):
                 value = self.text(key)
                 if value.lower() not in option:
@@ -167,9 +167,9 @@ class _Keys:
                         f"strategy={self.path!r}: {self._name(key)}={value}; expected {' or '.join(option)}, which "
                         "have a word here."
                     )
-                found |= option[value.lower()]
+                chosen |= option[value.lower()]
             self.read(key)
-        return found
+        return chosen
 
     def rename(self, names: Mapping[str, str]) -> _Keys:
         """Read keys under the names of another project; error messages keep the names of the file."""
@@ -237,10 +237,10 @@ class _Keys:
 def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) -> ForeignOptions:
     """Read samples per step on all GPUs, samples per batch, and batches per step, and check that they agree."""
     total, micro, accumulated = (keys.number(key) for key in (total_key, micro_key, accumulated_key))
-    found: ForeignOptions = {"batch_samples": micro, "accumulate": accumulated}
-    found = {name: value for name, value in found.items() if value is not None}
+    options: ForeignOptions = {"batch_samples": micro, "accumulate": accumulated}
+    options = {name: value for name, value in options.items() if value is not None}
     if total is None:
-        return found
+        return options
     if micro is None:
         raise InvalidArgumentError(
             f"strategy={keys.path!r}: {total_key}={total} needs {micro_key}, to tell how many batches are accumulated; "
@@ -253,7 +253,7 @@ def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) 
             f"strategy={keys.path!r}: {total_key}={total} is no multiple of {product} = {together}; correct one of "
             "them."
         )
-    return found | {"global_batches" if accumulated is None else "groups": total // together}
+    return options | {"global_batches" if accumulated is None else "groups": total // together}
 
 
 # --- Megatron and NeMo
@@ -317,15 +317,15 @@ def _argument(name: str) -> str:
 def _arguments(text: str) -> dict[str, object]:
     """Return the values of arguments by name. An argument without a value is true."""
     plain = {"true": True, "false": False, "null": None, "none": None}
-    found, name = dict[str, object](), ""
+    arguments, name = dict[str, object](), ""
     for word in text.split():
         key, is_pair, value = word.partition("=")
         if word.startswith("--") or is_pair:
             name = _argument(key)
-            found[name] = plain.get(value.lower(), value) if is_pair else True
-        elif found.get(name) is True:
-            found[name] = plain.get(word.lower(), word)
-    return found
+            arguments[name] = plain.get(value.lower(), value) if is_pair else True
+        elif arguments.get(name) is True:
+            arguments[name] = plain.get(word.lower(), word)
+    return arguments
 
 
 def _megatron(keys: _Keys) -> ForeignOptions:
@@ -345,11 +345,11 @@ def _nemo(keys: _Keys) -> ForeignOptions:
     own, trainer = keys.table("model", *_SHARING), keys.table("trainer")
     optimizer = own.table("optim")
     name, reduced = optimizer.text("name"), optimizer.options({"grad_sync_dtype": _REDUCED})
-    found = _on_gpus(_megatron(own), trainer.number("devices"), trainer.number("num_nodes"))
+    options = _on_gpus(_megatron(own), trainer.number("devices"), trainer.number("num_nodes"))
     if name in ("distributed_fused_adam", "mcore_distributed_optim"):
-        found["data"] = "zero1"
-        found |= {"overlap_param_gather": True} if optimizer.read("overlap_param_sync") else {}
-    return found | reduced | {"overlap_grad_reduce": bool(optimizer.read("overlap_grad_sync"))}
+        options["data"] = "zero1"
+        options |= {"overlap_param_gather": True} if optimizer.read("overlap_param_sync") else {}
+    return options | reduced | {"overlap_grad_reduce": bool(optimizer.read("overlap_grad_sync"))}
 
 
 def _on_gpus(found: ForeignOptions, *counts: int | None) -> ForeignOptions:
@@ -427,45 +427,45 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
     sharing.rename({"data_parallel_degree": "data_parallel_shard_degree"})
     replicas = sharing.number("data_parallel_replicate_degree") or 1
     shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
-    found: ForeignOptions = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
+    options: ForeignOptions = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
     if shard is not None:
-        found |= {"shard": shard} if found["data"] == "hybrid" else {}
-        found["groups"] = replicas * shard
-    found |= sharing.options(_TORCHTITAN_DEGREES)
+        options |= {"shard": shard} if options["data"] == "hybrid" else {}
+        options["groups"] = replicas * shard
+    options |= sharing.options(_TORCHTITAN_DEGREES)
     reshard = sharing.text("fsdp_reshard_after_forward", "default").lower()
-    if reshard == "never" or (reshard == "default" and found.get("pipeline", 1) != 1):
-        found["data"] = "zero2" if found["data"] == "fsdp" else found["data"]
-    if found.get("expert", 1) == 1:
+    if reshard == "never" or (reshard == "default" and options.get("pipeline", 1) != 1):
+        options["data"] = "zero2" if options["data"] == "fsdp" else options["data"]
+    if options.get("expert", 1) == 1:
         sharing.read("expert_tensor_parallel_degree")  # torchtitan then splits the experts like other layers
     else:
-        found |= sharing.options({"expert_tensor_parallel_degree": "expert_tensor"})
-    if found.get("tensor", 1) != 1:
-        found |= {"sequence": True}
-        found |= sharing.options({"enable_async_tensor_parallel": {"true": {"overlap_tensor": True}}})
-    found |= _batches(training, "global_batch_size", "local_batch_size", "accumulated")
-    if found.get("pipeline", 1) != 1:
-        found |= _torchtitan_pipeline(sharing, found.get("batch_samples"))
+        options |= sharing.options({"expert_tensor_parallel_degree": "expert_tensor"})
+    if options.get("tensor", 1) != 1:
+        options |= {"sequence": True}
+        options |= sharing.options({"enable_async_tensor_parallel": {"true": {"overlap_tensor": True}}})
+    options |= _batches(training, "global_batch_size", "local_batch_size", "accumulated")
+    if options.get("pipeline", 1) != 1:
+        options |= _torchtitan_pipeline(sharing, options.get("batch_samples"))
     checkpointing = keys.table("activation_checkpoint")
     mode, option = checkpointing.text("mode", "selective"), checkpointing.text("selective_ac_option", "2")
     recomputed = f"{mode} {option}" if mode == "selective" else mode
     if recomputed not in _TORCHTITAN_RECOMPUTED:
         raise keys.refusal("activation_checkpoint", f"{mode} {option}")
-    found |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
+    options |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
     compiled = keys.table("compile")
     components = compiled.read("components", ["model", "loss"])
     is_compiled = training.read("compile") or compiled.read("enable")
     if is_compiled and isinstance(components, list) and "model" in components:
         # torchtitan compiles each transformer block
-        found["kernels"] = "compile-blocks" if "loss" in components else "compile-blocks+eager_loss"
+        options["kernels"] = "compile-blocks" if "loss" in components else "compile-blocks+eager_loss"
     gathered, reduced = (training.text(f"mixed_precision_{part}", of) for part, of in _TORCHTITAN_DTYPES.items())
-    found |= {"param_dtype": gathered} if found["data"] in ("fsdp", "hybrid") else {}
-    return found | ({} if found["data"] == "ddp" else {"reduce_dtype": reduced})
+    options |= {"param_dtype": gathered} if options["data"] in ("fsdp", "hybrid") else {}
+    return options | ({} if options["data"] == "ddp" else {"reduce_dtype": reduced})
 
 
 def _torchtitan_pipeline(sharing: _Keys, samples: object) -> ForeignOptions:
-    found = {"virtual": 1} | sharing.options({"pipeline_parallel_schedule": _TORCHTITAN_SCHEDULES})
+    options = {"virtual": 1} | sharing.options({"pipeline_parallel_schedule": _TORCHTITAN_SCHEDULES})
     layers = sharing.read("pipeline_parallel_layers_per_stage")
-    if found["virtual"] != 1 and layers is not None:
+    if options["virtual"] != 1 and layers is not None:
         raise InvalidArgumentError(
             f"strategy={sharing.path!r}: parallelism.pipeline_parallel_layers_per_stage = {layers!r}: how many stages "
             "that makes of each GPU depends on the model. Leave it out for two, or say the sharing in words, with "
@@ -473,13 +473,13 @@ def _torchtitan_pipeline(sharing: _Keys, samples: object) -> ForeignOptions:
         )
     own = sharing.number("pipeline_parallel_microbatch_size") or 1
     if not isinstance(samples, int):
-        return found
+        return options
     if samples % own:
         raise InvalidArgumentError(
             f"strategy={sharing.path!r}: parallelism.pipeline_parallel_microbatch_size={own} does not divide "
             f"training.local_batch_size={samples}, as torchtitan asks."
         )
-    return found | {"micro_batches": samples // own}
+    return options | {"micro_batches": samples // own}
 
 
 def _torchtitan_float8(keys: _Keys) -> ForeignOptions:
@@ -517,7 +517,7 @@ def _deepspeed(keys: _Keys) -> ForeignOptions:
     stage = zero.read("stage", 0)
     if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage <= 3:
         raise zero.refusal("stage", stage)
-    found: ForeignOptions = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
+    options: ForeignOptions = {"data": ("ddp", "zero1", "zero2", "fsdp")[stage]}
     for name in ("offload_optimizer", "offload_param"):
         own = zero.table(name)
         device, ratio = own.text("device"), own.read("ratio", 1)
@@ -525,12 +525,12 @@ def _deepspeed(keys: _Keys) -> ForeignOptions:
             raise zero.refusal(f"{name}.device", device)
         if device != "none" and ratio != 1:
             raise zero.refusal(f"{name}.ratio", ratio)
-        found |= {} if device == "none" else {"offload": "optimizer"}
+        options |= {} if device == "none" else {"offload": "optimizer"}
     keys.refuse(*_NOT_PREDICTED)
     keys.table("tensor_parallel").refuse("autotp_size")
     compiled = keys.table("compile")
     if compiled.has("disable", "backend") and not compiled.read("disable"):
-        found["kernels"] = "compile"
+        options["kernels"] = "compile"
     keys.table("activation_checkpointing").refuse("partition_activations", "cpu_checkpointing")
     keys.table("data_types").refuse("grad_accum_dtype")
     optimizer = keys.table("optimizer").text("type")
@@ -539,10 +539,10 @@ def _deepspeed(keys: _Keys) -> ForeignOptions:
             f"strategy={keys.path!r}: optimizer.type = {optimizer!r} compresses the gradients that GPUs exchange, "
             "which is not predicted. Name another optimizer, such as AdamW, for an upper bound."
         )
-    found |= _batches(keys, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    options |= _batches(keys, "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     if stage < 2 and zero.read("overlap_comm") is False:
-        found["overlap_grad_reduce"] = False
-    return found | keys.options({"communication_data_type": _REDUCED})
+        options["overlap_grad_reduce"] = False
+    return options | keys.options({"communication_data_type": _REDUCED})
 
 
 def _deepspeed_file(keys: _Keys, name: str) -> ForeignOptions:
@@ -596,10 +596,10 @@ _KERNELS: Final[Mapping[str, Mapping[str, ForeignOptions]]] = {
 def _replicated(keys: _Keys) -> ForeignOptions:
     """Return `hybrid` for several replicas of a sharded model, and the numbers of groups and of GPUs that shard."""
     replicas, shard = keys.number("dp_replicate_size") or 1, keys.number("dp_shard_size")
-    found: ForeignOptions = {} if replicas == 1 else {"data": "hybrid"}
+    options: ForeignOptions = {} if replicas == 1 else {"data": "hybrid"}
     if shard is not None:
-        found |= {"groups": replicas * shard} | ({} if replicas == 1 else {"shard": shard})
-    return found
+        options |= {"groups": replicas * shard} | ({} if replicas == 1 else {"shard": shard})
+    return options
 
 
 def _project(keys: _Keys) -> ForeignOptions:
@@ -623,17 +623,17 @@ def _accelerate(keys: _Keys) -> ForeignOptions:
     keys.refuse("megatron_lm_config", "tp_config")
     processes = keys.number("num_processes")
     degrees = keys.table("parallelism_config", "size").rename(_ACCELERATE).options(_DEGREES)
-    found = _on_gpus(degrees, None if kind == "NO" else processes)
-    found |= _compiled_by_accelerate(keys.table("dynamo_config"))
+    options = _on_gpus(degrees, None if kind == "NO" else processes)
+    options |= _compiled_by_accelerate(keys.table("dynamo_config"))
     accumulated = keys.options({"gradient_accumulation_steps": "accumulate"})
     if kind == "FSDP":
-        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | accumulated | found
+        return _fsdp(keys, mixed=DTYPE_WORDS[precision] if precision in _MIXED else None) | accumulated | options
     if kind == "DEEPSPEED":
         own = _accelerates_deepspeed(keys.table("deepspeed_config"))
-        return own | ({} if "accumulate" in own else accumulated) | found
+        return own | ({} if "accumulate" in own else accumulated) | options
     if kind not in ("NO", "MULTI_GPU"):
         raise keys.refusal("distributed_type", kind)
-    return {"data": "ddp"} | accumulated | found
+    return {"data": "ddp"} | accumulated | options
 
 
 def _compiled_by_accelerate(own: _Keys) -> ForeignOptions:
@@ -676,13 +676,13 @@ def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Fo
     data = _SHARDING[named]
     if isinstance(reshard, bool):  # FSDP 2
         data = "fsdp" if reshard else "zero2"
-    found: ForeignOptions = {"data": data}
-    found |= {"recompute": "full"} if read("activation_checkpointing") else {}
+    options: ForeignOptions = {"data": data}
+    options |= {"recompute": "full"} if read("activation_checkpointing") else {}
     policy = str(read("mixed_precision") or "PURE").upper()  # of LLM Foundry
     if mixed is None or data == "ddp" or policy == "FULL":
-        return found
-    found |= {} if data == "zero2" else {"param_dtype": mixed}
-    return found | {"reduce_dtype": "float32" if policy == "DEFAULT" else mixed}
+        return options
+    options |= {} if data == "zero2" else {"param_dtype": mixed}
+    return options | {"reduce_dtype": "float32" if policy == "DEFAULT" else mixed}
 
 
 def _trainer(keys: _Keys) -> ForeignOptions:
@@ -692,8 +692,8 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     words = [str(one["kernels"]) for key in _KERNELS if (one := keys.options({key: _KERNELS[key]}))]
     batches |= {"kernels": "+".join(words)} if words else {}
     if keys.has(*_MEGATRON_DEGREES):
-        found = _megatron(keys)
-        return found | _accumulated_in_pipeline(found) | batches
+        options = _megatron(keys)
+        return options | _accumulated_in_pipeline(options) | batches
     degrees = keys.options(_DEGREES)
     keys.refuse("expert_parallel_size", "cp_size", "dist_config")
     batches |= keys.options({"fp8": {"true": {"fp8": "tensorwise"}}})
@@ -702,8 +702,8 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     if keys.is_on("deepspeed"):
         for key in degrees:
             raise keys.refusal(next(name for name, option in _DEGREES.items() if option == key), degrees[key])
-        found = _deepspeed_file(keys, keys.text("deepspeed"))
-        return found | {name: value for name, value in batches.items() if name not in found}
+        options = _deepspeed_file(keys, keys.text("deepspeed"))
+        return options | {name: value for name, value in batches.items() if name not in options}
     mixed = next((DTYPE_WORDS[key] for key in _MIXED if keys.read(key) in (True, "auto", "full")), None)
     fsdp = keys.read("fsdp")
     words = [str(word) for word in fsdp] if isinstance(fsdp, list) else str(fsdp or "").split()
@@ -723,18 +723,18 @@ def _accumulated_in_pipeline(found: ForeignOptions) -> ForeignOptions:
 def _neox(keys: _Keys) -> ForeignOptions:
     """Translate gpt-neox's YAML: DeepSpeed's keys and Megatron's degrees."""
     keys.table("pipeline")  # a table of gpt-neox, which DeepSpeed's own files do not have
-    found = _deepspeed(keys) | keys.options({"model_parallel_size": "tensor", "pipe_parallel_size": "pipeline"})
-    found |= _accumulated_in_pipeline(found)
-    if found.get("tensor", 1) == 1:
+    options = _deepspeed(keys) | keys.options({"model_parallel_size": "tensor", "pipe_parallel_size": "pipeline"})
+    options |= _accumulated_in_pipeline(options)
+    if options.get("tensor", 1) == 1:
         keys.read("sequence_parallel")
     else:
-        found |= keys.options({"sequence_parallel": {"true": _SEQUENCE}})
+        options |= keys.options({"sequence_parallel": {"true": _SEQUENCE}})
         keys.refuse("partition_activations")
     if keys.read("checkpoint_activations"):
         keys.refuse("checkpoint_num_layers")
-        found["recompute"] = "full"
+        options["recompute"] = "full"
     keys.refuse("moe_num_experts")
-    return found
+    return options
 
 
 _NANOTRON: Final[Translation] = {
@@ -750,13 +750,13 @@ _NANOTRON: Final[Translation] = {
 
 def _nanotron(keys: _Keys) -> ForeignOptions:
     sharing, optimizer = keys.table("parallelism", "parallel", "recompute"), keys.table("optimizer")
-    found = {"data": "ddp"} | optimizer.options({"zero_stage": {"1": {"data": "zero1"}}}) | sharing.options(_NANOTRON)
-    found |= optimizer.options({"accumulate_grad_in_fp32": {"true": {"reduce_dtype": "float32"}}})
+    options = {"data": "ddp"} | optimizer.options({"zero_stage": {"1": {"data": "zero1"}}}) | sharing.options(_NANOTRON)
+    options |= optimizer.options({"accumulate_grad_in_fp32": {"true": {"reduce_dtype": "float32"}}})
     mode, again = sharing.text("tp_mode").upper(), sharing.read("tp_recompute_allgather", True)
-    if found.get("tensor", 1) != 1 and mode.endswith("REDUCE_SCATTER"):
-        found |= {"sequence": True} | ({"gather_again": True} if again else {})
+    if options.get("tensor", 1) != 1 and mode.endswith("REDUCE_SCATTER"):
+        options |= {"sequence": True} | ({"gather_again": True} if again else {})
     batches = _batches(keys.table("tokens"), "", "micro_batch_size", "batch_accumulation_per_replica")
-    return found | _accumulated_in_pipeline(found) | batches
+    return options | _accumulated_in_pipeline(options) | batches
 
 
 # --- torchtune, litgpt and LLM Foundry
@@ -774,11 +774,11 @@ _TORCHTUNE: Final = {
 def _torchtune(keys: _Keys) -> ForeignOptions:
     keys.rename(_TORCHTUNE).refuse("optimizer_in_bwd", "early_step_in_backward")
     keys.read("tensor_parallel_plan")
-    found: ForeignOptions = {"data": "zero2" if keys.read("fsdp_reshard_after_forward") is False else "fsdp"}
-    found |= keys.options(_DEGREES) | _replicated(keys)
-    found |= keys.options({"compile": {"true": {"kernels": "compile-blocks"}}})
-    found |= keys.options({"enable_activation_checkpointing": {"true": {"recompute": "full"}}})
-    return found | _batches(keys, "", "micro_batch_size", "gradient_accumulation_steps")
+    options: ForeignOptions = {"data": "zero2" if keys.read("fsdp_reshard_after_forward") is False else "fsdp"}
+    options |= keys.options(_DEGREES) | _replicated(keys)
+    options |= keys.options({"compile": {"true": {"kernels": "compile-blocks"}}})
+    options |= keys.options({"enable_activation_checkpointing": {"true": {"recompute": "full"}}})
+    return options | _batches(keys, "", "micro_batch_size", "gradient_accumulation_steps")
 
 
 def _litgpt(keys: _Keys) -> ForeignOptions:

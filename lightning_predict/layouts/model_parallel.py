@@ -134,14 +134,14 @@ def model_stages(
     rings = _rings(model, stage_of, strategy, trains=trains)
     weights = _weight_shares(trace, timed, model)
     stream = max((block.stream_bytes for block in model.blocks), default=0.0)
-    found = []
+    stages = []
     for stage in range(strategy.pipeline):
         own, passes = (
             tuple(operation for operation, owner in zip(work, owners, strict=True) if owner in members)
             for members in ({stage, None}, {stage})
         )
         is_first, is_last = stage == 0, stage == strategy.pipeline - 1
-        found.append(
+        stages.append(
             Stage(
                 parameters=parameters[stage],
                 work=own,
@@ -168,7 +168,7 @@ def model_stages(
                 notes=tuple(_notes(timed, strategy, micro_batches)),
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _shard_spec(strategy: Strategy, micro_batches: int, updated: float) -> ShardSpec:
@@ -427,8 +427,8 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in which host and device alternate
     launched = launching * server_host((host.low_factor, host.high_factor))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
-    found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
-    return found
+    ratios: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
+    return ratios
 
 
 TENSOR_HIDDEN: Final = 0.45
@@ -559,10 +559,10 @@ def _verdict(
 
 def _phase_share(part: Sequence[HostOperation], whole: Sequence[HostOperation], phase: Phase, row: int) -> float:
     """Return the device time of a phase in a part of the work, relative to the phase in the whole work."""
-    one, all_of_it = (
+    of_part, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
     )
-    return _ratio(one, all_of_it)
+    return _ratio(of_part, all_of_it)
 
 
 def _ratio(part: float, whole: float) -> float:

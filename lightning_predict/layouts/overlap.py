@@ -177,7 +177,7 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
         Event(one.name, True, float(end[row] - one.seconds[row]), float(one.seconds[row]), (True, i) in critical)
         for i, (one, end) in enumerate(zip(transfers, ends, strict=True))
     ]
-    return tuple(ordered((one for one in placed if one.seconds > 0), lambda one: one.start_seconds))
+    return tuple(ordered((event for event in placed if event.seconds > 0), lambda one: one.start_seconds))
 
 
 def slowest_of(count: int) -> float:
@@ -242,8 +242,8 @@ class OverlapCosts:
         """
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
-        found: Array = self.straggler_spread * np.sqrt(variance)
-        return found
+        deviation: Array = self.straggler_spread * np.sqrt(variance)
+        return deviation
 
     def seconds(
         self, overlapped: OverlappedStep, layout: Layout, *, replicas: int, spread: Array | float = 1.0
@@ -342,7 +342,7 @@ class Links:
         """Return the time of a collective for each message size in bytes, as (low, middle, high)."""
         if not sizes:
             return []
-        found = collective_seconds(
+        seconds = collective_seconds(
             operation,
             sizes,
             self.layout,
@@ -351,5 +351,5 @@ class Links:
         )
         has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
         spread = ASSUMED_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
-        found = found.widened(spread).scaled(self.slowdown)
-        return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message
+        seconds = seconds.widened(spread).scaled(self.slowdown)
+        return list(np.stack([seconds.low, seconds.middle, seconds.high], axis=1))  # (3,) for each message

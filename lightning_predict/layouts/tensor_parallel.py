@@ -121,8 +121,8 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
     """Return the index of the block that contains a module; None outside blocks."""
-    found = (positions.get(name) for name in numbered_modules(module or ""))
-    return next((position for position in found if position is not None), None)
+    candidates = (positions.get(name) for name in numbered_modules(module or ""))
+    return next((position for position in candidates if position is not None), None)
 
 
 def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
@@ -433,8 +433,8 @@ class ShapeTimer:
         """Return the total time of each part's operations, shape (gpus, parts)."""
         unknown = list(dict.fromkeys(shape for own in parts for shape in own if shape not in self._known))
         if unknown:
-            found = predict_operation_times(unknown, self.gpus, self.models).seconds
-            self._known.update(zip(unknown, found.T, strict=True))
+            seconds = predict_operation_times(unknown, self.gpus, self.models).seconds
+            self._known.update(zip(unknown, seconds.T, strict=True))
         zeros = np.zeros(len(self.gpus))
         columns = [sum((self._known[shape] for shape in own), zeros) for own in parts]
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))  # (gpus, parts)
@@ -485,13 +485,13 @@ class WorkSharder:
         least = whole
         for degree in _degrees(model, spec.tensor):
             smaller = replace(spec, tensor=degree)
-            found = self._timer.shape_seconds(
+            seconds = self._timer.shape_seconds(
                 [
                     _part_of(self._trace, item, model, smaller, uses)
                     for item, uses in zip(self._first, self._uses, strict=True)
                 ]
             )
-            least = found if spec.fp8 is not None else np.minimum(least, found)
+            least = seconds if spec.fp8 is not None else np.minimum(least, seconds)
         first = [(operations[item.operations[0]], item) for item in self._first]
         least = least * np.array([_factor(each, item, model.block(each.module), spec) for each, item in first])
         each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, distinct items)
@@ -550,19 +550,19 @@ def _part_of(
     if operation.phase == "other":
         return item.shapes
     block = model.block(operation.module)
-    found, shares = list[OperationShape](), iter(1 / count for count in uses)
+    shapes, shares = list[OperationShape](), iter(1 / count for count in uses)
     for shape in item.shapes:
         part = part_of(shape, operation, model, block, spec)
         is_matmul = _is_matmul(shape, operation)
         is_gradient = is_matmul and _is_gradient(shape, operation, model, block)
         if spec.fp8 is not None and block is not None and is_matmul:
             left, right = next(shares), next(shares)
-            found += _in_float8(part, spec.fp8, left, right if is_gradient else right * spec.cast)
+            shapes += _in_float8(part, spec.fp8, left, right if is_gradient else right * spec.cast)
         else:
-            found.append(part)
+            shapes.append(part)
         if is_gradient and spec.added:
-            found.append(_added(part, spec))
-    return tuple(found)
+            shapes.append(_added(part, spec))
+    return tuple(shapes)
 
 
 def _added(gradient: OperationShape, spec: ShardSpec) -> OperationShape:
@@ -590,17 +590,17 @@ FACTOR_OF: Final = 2
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     """Return the storage ids of both operands of each matmul of an item that can run in float8."""
-    found = list[int | None]()
+    factors = list[int | None]()
     for shape in item.shapes:
         if _is_matmul(shape, operation):
             batches, m, n, k = shape.dims
             sizes = batches * m * k, batches * n * k
             orders = operation.inputs, operation.inputs[::-1]
-            found += (
+            factors += (
                 next((tensor.id for tensor in order if tensor.elements == size), None)
                 for order, size in zip(orders, sizes, strict=True)
             )
-    return tuple(found)
+    return tuple(factors)
 
 
 def _is_matmul(shape: OperationShape, operation: Operation) -> bool:

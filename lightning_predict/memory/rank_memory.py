@@ -189,15 +189,15 @@ class RankMemory:
 
     def lower_bounds(self, layout: Layout, strategy: Strategy) -> list[float]:
         """Return a lower bound of each stage's peak without a simulation: lasting tensors and kept activations."""
-        found = list[float]()
+        bounds = list[float]()
         state = (self._trace.memory.optimizer_state_bytes or 0) + self._copies
         is_added_up = strategy.is_accumulating or strategy.micro_batches is None
         for part, kept in zip(self._stages.parts(strategy), self._stages.kept_bytes(strategy), strict=True):
             held, of_all = Held.of(part, layout, strategy), part.trained_share(self._model)
             gradients = held.gradient_bytes(self._gradients * of_all)
             lasting = held.lasting_bytes(part.held, state * of_all)
-            found.append(lasting + max(kept + gradients * is_added_up, gradients))
-        return found
+            bounds.append(lasting + max(kept + gradients * is_added_up, gradients))
+        return bounds
 
     @cached_property
     def _stages(self) -> StageStorages:
@@ -230,9 +230,9 @@ class RankMemory:
         end = max(
             (storage.allocated_at for storage in whole.storages if storage.cause in ("gradient", "backward")), default=0
         )
-        for one in whole.storages:
-            is_copy = one.cause == "activation" and one.freed_at is None and one.allocated_at > end
-            causes["copied gradient" if is_copy else one.cause].append(one)
+        for stored in whole.storages:
+            is_copy = stored.cause == "activation" and stored.freed_at is None and stored.allocated_at > end
+            causes["copied gradient" if is_copy else stored.cause].append(stored)
         gradients = causes["gradient"]
         # Without synchronisation and in a pipeline, sums of sharded gradients are whole until the last batch, in the
         # dtype of their reduction.
@@ -240,8 +240,8 @@ class RankMemory:
         of_sums = 1.0 if is_whole else held.gradients
         sums, unseen = list[int](), 0.0 if held.is_replaced else whole.unseen * of_sums
         if is_whole and strategy.reduce_dtype is not None:
-            trained = [one for one in part.parameters if one.requires_grad]
-            sums, unseen = [parameter_bytes(one, strategy.reduce_dtype) for one in trained], 0.0
+            trained = [parameter for parameter in part.parameters if parameter.requires_grad]
+            sums, unseen = [parameter_bytes(parameter, strategy.reduce_dtype) for parameter in trained], 0.0
         elif step.is_added_up and not held.is_replaced:
             sums = [_part(gradient.size_bytes, of_sums) for gradient in gradients]
         if is_sharded:
@@ -276,7 +276,7 @@ class RankMemory:
                     *causes["activation"],
                     *causes["backward"],
                     *gradients,
-                    *(replace(one, size_bytes=_part(one.size_bytes, held.update)) for one in of_update),
+                    *(replace(storage, size_bytes=_part(storage.size_bytes, held.update)) for storage in of_update),
                 ]
             ),
             update=tuple(_part(size, held.update) for size in whole.update),
@@ -339,38 +339,38 @@ def _segments(parameters: Iterable[Parameter], operations: Sequence[tuple[str, s
     first unit of a pass, such operations belong to this unit.
     """
     units = {unit_of(parameter.name.rpartition(".")[0]) for parameter in parameters} - {ROOT}
-    found: list[_Segment] = []
+    segments: list[_Segment] = []
     begins = 0
     for index, (phase, module) in enumerate(operations):
         if phase not in ("forward", "backward"):
             continue
-        last = found[-1] if found and found[-1].phase == phase else None
+        last = segments[-1] if segments and segments[-1].phase == phase else None
         if last is None and (index == 0 or operations[index - 1][0] != phase):
             begins = index
         unit = ROOT if not units else None if module is None else unit_of(module)
         if last is not None and (unit not in units or last.unit == unit):
-            found[-1] = replace(last, last=index)
+            segments[-1] = replace(last, last=index)
         elif unit is not None and (unit in units or not units):
-            found.append(_Segment(unit, phase, index if last else begins, index))
-    return found
+            segments.append(_Segment(unit, phase, index if last else begins, index))
+    return segments
 
 
 def _sharded_gradients(gradients: Sequence[Storage], segments: Sequence[_Segment], share: float) -> list[Storage]:
     """Return whole gradients, which are freed after the next unit, and the rank's shards."""
-    found = []
+    storages = []
     backward = [segment for segment in segments if segment.phase == "backward"]
-    ends = [one.last for one in backward]
+    ends = [segment.last for segment in backward]
     for one in gradients:
         if not backward:
-            found.append(replace(one, size_bytes=_part(one.size_bytes, share)))
+            storages.append(replace(one, size_bytes=_part(one.size_bytes, share)))
             continue
         place = min(bisect_left(ends, one.allocated_at), len(ends) - 1)
         freed = max(ends[min(place + 1, len(ends) - 1)], one.allocated_at)
-        found.append(replace(one, cause="backward", freed_at=freed))
+        storages.append(replace(one, cause="backward", freed_at=freed))
         end = max(ends[place], one.allocated_at)
         until = None if one.freed_at is None else max(one.freed_at, end)
-        found.append(replace(one, size_bytes=_part(one.size_bytes, share), allocated_at=end, freed_at=until))
-    return found
+        storages.append(replace(one, size_bytes=_part(one.size_bytes, share), allocated_at=end, freed_at=until))
+    return storages
 
 
 def _gathered(
@@ -384,11 +384,11 @@ def _gathered(
     last = max((index for index, (phase, _) in enumerate(operations) if phase in ("forward", "backward")), default=0)
     if strategy.pipeline > 1:
         return [Storage(size, "activation", 0, last, unit) for unit, size in sizes.items()]
-    found = [Storage(sizes[ROOT], "activation", 0, last, ROOT)] if sizes.get(ROOT) else []
+    storages = [Storage(sizes[ROOT], "activation", 0, last, ROOT)] if sizes.get(ROOT) else []
     for at, segment in enumerate(segments):
         if segment.unit == ROOT:
             continue
         ahead = segments[max(at - 1, 0) : at + 1]
-        start = min(one.first for one in ahead if one.phase == segment.phase)
-        found.append(Storage(sizes[segment.unit], "activation", start, segment.last, segment.unit))
-    return found
+        start = min(neighbour.first for neighbour in ahead if neighbour.phase == segment.phase)
+        storages.append(Storage(sizes[segment.unit], "activation", start, segment.last, segment.unit))
+    return storages

@@ -113,11 +113,11 @@ class Blocks:
     def events(self) -> list[_Event]:
         """Operations that allocate or free memory, in order."""
         events: dict[int, _Event] = defaultdict(_Event)
-        for number, one in enumerate(self.storages):
-            if one.size_bytes:
-                events[one.allocated_at].born.append((number, one.size_bytes))
-                if one.freed_at is not None:
-                    events[one.freed_at].freed.append(number)
+        for number, storage in enumerate(self.storages):
+            if storage.size_bytes:
+                events[storage.allocated_at].born.append((number, storage.size_bytes))
+                if storage.freed_at is not None:
+                    events[storage.freed_at].freed.append(number)
         for index, size in self.trials:
             events[index].trials.append(size)
         for index, size in self.workspaces:
@@ -189,9 +189,9 @@ def _largest_update(trace: Trace, storages: Sequence[Storage]) -> tuple[int, int
                 is_open, begins, read = True, [*begins, index], [*read, 0]
             read[-1] += sum([gradients.pop(tensor.id, 0) for tensor in operation.inputs])
     written = [0] * len(begins)
-    for one in storages:
-        if one.cause == "update":
-            written[bisect_right(begins, one.allocated_at) - 1] += one.size_bytes
+    for stored in storages:
+        if stored.cause == "update":
+            written[bisect_right(begins, stored.allocated_at) - 1] += stored.size_bytes
     read = read if len(read) > 1 and all(read) else [gradient_bytes(trace)] * len(read)
     passing = [min(size, most) for size, most in zip(read, written, strict=True)]
     largest = max(passing, default=0)
@@ -207,8 +207,8 @@ def _unseen_gradient_bytes(trace: Trace, storages: Sequence[Storage]) -> int:
     known, is_observed = trace.memory.forward_gradient_bytes, trace.held is not None
     written = [storage for storage in storages if storage.cause == "gradient"]
     if known is None or not is_observed:
-        return max(gradient_bytes(trace) - sum(one.size_bytes for one in written), 0)
-    return max(known - sum(one.size_bytes for one in written if one.freed_at is None), 0)
+        return max(gradient_bytes(trace) - sum(storage.size_bytes for storage in written), 0)
+    return max(known - sum(storage.size_bytes for storage in written if storage.freed_at is None), 0)
 
 
 def waiting_gradient_bytes(trace: Trace) -> int:
@@ -282,8 +282,8 @@ def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> 
     low, high = whole.allocated_bytes, whole.reserved_bytes
     for _ in range(HALVINGS):
         middle = (low + high) // 2
-        found = None if whole.exceeds(middle) else _completed(blocks, middle)
-        low, high = (middle, high) if found is None else (low, found.reserved_bytes)
+        completed = None if whole.exceeds(middle) else _completed(blocks, middle)
+        low, high = (middle, high) if completed is None else (low, completed.reserved_bytes)
     return high
 
 
@@ -430,9 +430,9 @@ def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
         state_bytes=sum(blocks.state),
         batch_bytes=sum(blocks.batch),
         gradient_bytes=sum(blocks.kept)
-        + sum(one.size_bytes for one in (written if old else living) if one.cause == "gradient"),
+        + sum(storage.size_bytes for storage in (written if old else living) if storage.cause == "gradient"),
         update_bytes=update_bytes,
-        storages=tuple(one for one in living if one.cause != "gradient"),
+        storages=tuple(storage for storage in living if storage.cause != "gradient"),
         left_bytes=sum(
             storage.size_bytes
             for storage in blocks.storages

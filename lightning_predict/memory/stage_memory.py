@@ -59,13 +59,13 @@ class ModelPart:
     def of(parameters: Iterable[Parameter]) -> ModelPart:
         """Return the part of the model with these parameters."""
         parameters = tuple(parameters)
-        trained = [one for one in parameters if one.requires_grad]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         return ModelPart(
             parameters,
             held=sum(map(parameter_bytes, parameters)),
             trained=sum(map(parameter_bytes, trained)),
-            experts=sum([parameter_bytes(one) for one in trained if is_of_expert(one)]),
-            elements=sum([math.prod(one.shape) for one in trained]),
+            experts=sum([parameter_bytes(parameter) for parameter in trained if is_of_expert(parameter)]),
+            elements=sum([math.prod(parameter.shape) for parameter in trained]),
         )
 
     def trained_share(self, whole: ModelPart) -> float:
@@ -217,10 +217,10 @@ class StageStorages:
             for kinds in self._kept[key]
         ]
         part_of = block_parts(strategy, len(self._model(strategy).blocks)) or (0,)
-        found = []
+        kept = []
         for stage in range(strategy.pipeline):
             held = _in_flight(strategy, stage, math.prod(self._micro_batches(strategy)))
-            found.append(
+            kept.append(
                 float(
                     sum(
                         size * held[part // strategy.pipeline]
@@ -229,7 +229,7 @@ class StageStorages:
                     )
                 )
             )
-        return found
+        return kept
 
     def _micro_batches(self, strategy: Strategy) -> tuple[int, int]:
         """Return the number of micro-batches per batch, and of batches per step."""
@@ -388,7 +388,7 @@ class _Recorded:
             for operation in operations
             if operation.phase == "forward" and (position := self._position(operation)) is not None
         }
-        return frozenset(tensor.id for one in last.values() for tensor in (*one.inputs, *one.outputs))
+        return frozenset(tensor.id for operation in last.values() for tensor in (*operation.inputs, *operation.outputs))
 
 
 def _later(*places: Place) -> Place:
@@ -516,7 +516,7 @@ class _Timeline:
     def step(self, whole: Blocks, part: ModelPart, model: ModelPart) -> RankStep:
         """Return the rank's step; arguments as recorded blocks, the rank's part and the whole model."""
         trained = part.trained_share(model)
-        sizes = [parameter_bytes(one) for one in part.parameters if one.requires_grad]
+        sizes = [parameter_bytes(parameter) for parameter in part.parameters if parameter.requires_grad]
         first = min((at for (own, _), at in self._starts.items() if own[0]), default=self._end)
         blocks = replace(
             whole,
@@ -537,13 +537,13 @@ class _Timeline:
 
     def _operations(self) -> list[tuple[str, str | None]]:
         """Return the phase and the module of each operation."""
-        found = list[tuple[str, str | None]]()
+        phases = list[tuple[str, str | None]]()
         operations = self._trace.operations
         for (own, _), _start in sorted(self._starts.items(), key=lambda item: item[1]):
             for index in self._order.passes.get(own, ()):
-                one = operations[index if index >= 0 else -1 - index]
-                found.append((one.phase if index >= 0 else "backward", one.module))
-        return [*found, *((operations[index].phase, operations[index].module) for index in self._order.after)]
+                operation = operations[index if index >= 0 else -1 - index]
+                phases.append((operation.phase if index >= 0 else "backward", operation.module))
+        return [*phases, *((operations[index].phase, operations[index].module) for index in self._order.after)]
 
     def _workspaces(self, recorded: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for index, size in recorded:

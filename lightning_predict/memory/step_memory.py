@@ -188,8 +188,8 @@ def memory_need(
 
     def need(spare: float) -> MemoryNeed:
         must = relative.scaled(max(needed_bytes - spare, 0.0))
-        found = _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
-        return found if least_filled_bytes is None else replace(found, least_filled_bytes=least_filled_bytes)
+        needed = _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
+        return needed if least_filled_bytes is None else replace(needed, least_filled_bytes=least_filled_bytes)
 
     if not callable(releasable_bytes):
         return need(releasable_bytes)

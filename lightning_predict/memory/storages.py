@@ -135,11 +135,11 @@ def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
             kept |= read
         if operation.name not in _POINTWISE:
             needed |= read
-    found = frozenset(number for number in written if number in kept and number not in needed)
+    recomputed = frozenset(number for number in written if number in kept and number not in needed)
     return frozenset(
         number
-        for number in found
-        if all(tensor.id in kept and tensor.id not in found for tensor in written[number].inputs)
+        for number in recomputed
+        if all(tensor.id in kept and tensor.id not in recomputed for tensor in written[number].inputs)
     )
 
 

@@ -85,7 +85,7 @@ def measure(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task = shown.add_task("Measuring")
-        found = measure_operations(
+        measured = measure_operations(
             output,
             operations=tuple(BENCHMARKS) if operations is None else _names(operations),
             dtypes=_names(usual if dtypes is None else dtypes),
@@ -99,16 +99,16 @@ def measure(
             announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
-    if device == "cuda" and found.left == 0:
+    if device == "cuda" and measured.left == 0:
         import torch
 
         from lightning_predict.own_weights.measuring.typical_steps import record_steps
         from lightning_predict.own_weights.training.tables import STEPS_FOLDER
 
         record_steps(output / STEPS_FOLDER, torch.device(device))
-    shares = _measured_shares(found, name_of(device, gpu))
-    lines = _measured_lines(found, output, shares)
-    return CommandAnswer(data=lambda: {**json_value(found), "shares": shares}, show=lambda: print("\n".join(lines)))
+    shares = _measured_shares(measured, name_of(device, gpu))
+    lines = _measured_lines(measured, output, shares)
+    return CommandAnswer(data=lambda: {**json_value(measured), "shares": shares}, show=lambda: print("\n".join(lines)))
 
 
 def _measured_lines(found: Measured, output: Path, shares: Mapping[str, float]) -> list[str]:
@@ -142,7 +142,7 @@ def _measured_shares(found: Measured, gpu: str) -> dict[str, float]:
     from lightning_predict.hardware import gpu as find_gpu
     from lightning_predict.own_weights.measuring.typical_steps import measured_shares
 
-    tuned = [one.family for one in found.families if one.is_enough]
+    tuned = [family.family for family in found.families if family.is_enough]
     return measured_shares(find_gpu(gpu), tuned, found.factors) if found.families or found.factors else {}
 
 
@@ -159,7 +159,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
 
     console = Console(stderr=True)
     is_try = device == "cpu"
-    found = measure_main_rates(
+    rates = measure_main_rates(
         device=device,
         gpu=gpu,
         seconds=TRY_SECONDS if is_try else SECONDS,
@@ -168,15 +168,15 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     )
     output.mkdir(parents=True, exist_ok=True)
     path = output / ANCHORS_FILE
-    path.write_text(gpus_file_text(found), encoding="utf-8")
-    figures = comparison(found)
-    name = found.gpu.name
-    rows = [[one.name, f"{one.measured:.4g}", f"{one.assumed:.4g}", one.unit] for one in figures]
+    path.write_text(gpus_file_text(rates), encoding="utf-8")
+    figures = comparison(rates)
+    name = rates.gpu.name
+    rows = [[figure.name, f"{figure.measured:.4g}", f"{figure.assumed:.4g}", figure.unit] for figure in figures]
     lines = [aligned(("", "measured", "assumed before", ""), rows, right={1, 2})]
-    if found.state.held_back_by:
-        lines.append(f"Held back by {' and '.join(found.state.held_back_by)}.")
+    if rates.state.held_back_by:
+        lines.append(f"Held back by {' and '.join(rates.state.held_back_by)}.")
     lines.append(f"Corrected by these figures: predict --gpus {name} --profile {path}")
-    data = {"gpu": found.gpu.name, "name": name, "file": str(path), "figures": figures}
+    data = {"gpu": rates.gpu.name, "name": name, "file": str(path), "figures": figures}
     return CommandAnswer(data=lambda: json_value(data), show=lambda: print("\n".join(lines)))
 
 
@@ -241,16 +241,16 @@ def train(tables: Path, /, *, output: Path = Path("weights"), seed: int = 0) -> 
     eager = eager_rows(tables)
     rows = [
         [
-            one.gpu,
-            one.operation,
-            one.dtype,
-            str(one.rows),
-            "" if one.before is None else f"{one.before:.1%}",
-            f"{one.after:.1%}",
-            f"{one.coverage:.0%}",
-            one.refused or "",
+            row.gpu,
+            row.operation,
+            row.dtype,
+            str(row.rows),
+            "" if row.before is None else f"{row.before:.1%}",
+            f"{row.after:.1%}",
+            f"{row.coverage:.0%}",
+            row.refused or "",
         ]
-        for one in scores
+        for row in scores
     ]
     headers = ["GPU", "operation", "dtype", "rows", "mean error before", "after", "in interval", "refused"]
     lines = [aligned(headers, rows, right=range(3, 7)) if rows else NO_SCORES]

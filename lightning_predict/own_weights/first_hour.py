@@ -134,14 +134,14 @@ def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]
     if left <= 0:
         return {"state": "skipped", "reason": "no time left"}
     began = clock()
-    found: dict[str, object]
+    outcome: dict[str, object]
     try:
         facts = part.find(left)
     except Exception as error:  # a report about failures must not fail
-        found = {"state": "failed", "reason": f"{type(error).__name__}: {error}"}
+        outcome = {"state": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
-        found = {"state": "done", "facts": dict(facts)}
-    return {**found, "seconds": round(clock() - began, 3)}
+        outcome = {"state": "done", "facts": dict(facts)}
+    return {**outcome, "seconds": round(clock() - began, 3)}
 
 
 # --- Facts: does recording work?
@@ -176,11 +176,11 @@ CALLS: Final = 10_000
 
 def _host(_left: float) -> Facts:
     """Time calls of torch that need no GPU: an allocation, an addition, a node of autograd and a small layer."""
-    one, rows, layer = torch.ones(1), torch.ones(1, 8), nn.Linear(8, 8)
+    scalar, rows, layer = torch.ones(1), torch.ones(1, 8), nn.Linear(8, 8)
     node = torch.ones(1, requires_grad=True)
     calls: dict[str, Callable[[], object]] = {
         "empty": lambda: torch.empty(1),
-        "add": lambda: one.add_(1),
+        "add": lambda: scalar.add_(1),
         "autograd": lambda: (node + 1).backward(),
         "linear": lambda: layer(rows),
     }
@@ -251,8 +251,8 @@ def _recordings(_left: float) -> Facts:
         step()
         session.stop()
         trace = session.trace()
-        products = [one for one in trace.operations if one.name in ("aten::addmm", "aten::mm")]
-        lost = sum(not one.kernels for one in products)
+        products = [operation for operation in trace.operations if operation.name in ("aten::addmm", "aten::mm")]
+        lost = sum(not product.kernels for product in products)
         sessions.append({"kernels": len(trace.kernels), "products": len(products), "without_kernels": lost})
     names = Counter(kernel.name for kernel in trace.kernels)
     return {
@@ -271,7 +271,7 @@ def _checks(trace: Trace, device: torch.device) -> dict[str, bool | str]:
     """Return whether each claim about recordings holds, or the error of its check."""
     kernels = trace.kernels
     outside = [one for operation in trace.operations if operation.name == UNATTRIBUTED for one in operation.kernels]
-    seconds = [math.fsum(one.seconds for one in some) for some in (outside, kernels)]
+    seconds = [math.fsum(kernel.seconds for kernel in some) for some in (outside, kernels)]
     phases = [operation.phase for operation in trace.operations]
     checks: dict[str, Callable[[], bool]] = {
         "kernels follow their launches": lambda: all(
@@ -289,13 +289,13 @@ def _checks(trace: Trace, device: torch.device) -> dict[str, bool | str]:
         ),
         "compiled code has kernels": lambda: capture(torch.compile(_small_step(device)[1])).has_measured_kernels,
     }
-    found: dict[str, bool | str] = {}
+    results: dict[str, bool | str] = {}
     for name, holds in checks.items():
         try:
-            found[name] = holds()
+            results[name] = holds()
         except Exception as error:  # other checks may still work
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            results[name] = f"{type(error).__name__}: {error}"
+    return results
 
 
 def _same_after_recording(device: torch.device) -> bool:
@@ -308,7 +308,7 @@ def _same_after_recording(device: torch.device) -> bool:
             session.start()
         step()
         session.stop()
-        results.append([*(one.detach() for one in network.parameters()), torch.rand(4, device=device)])
+        results.append([*(parameter.detach() for parameter in network.parameters()), torch.rand(4, device=device)])
     return all(map(torch.equal, *results))
 
 
@@ -368,8 +368,8 @@ def _main_rates() -> MainRates:
 
 
 def _rates(_left: float) -> Facts:
-    found = _main_rates()
-    return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
+    rates = _main_rates()
+    return {"figures": [asdict(figure) for figure in comparison(rates)], "state": asdict(rates.state)}
 
 
 def _operators(left: float) -> Facts:
@@ -379,10 +379,10 @@ def _operators(left: float) -> Facts:
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
         gpu = find_gpu(name_of("cuda", None))
-        tuned = [one.family for one in done.families if one.is_enough]
+        tuned = [family.family for family in done.families if family.is_enough]
         return {
             "rows": done.rows,
-            "families": [{**asdict(one), "is_enough": one.is_enough} for one in done.families],
+            "families": [{**asdict(family), "is_enough": family.is_enough} for family in done.families],
             "factors": done.factors,
             "shares": measured_shares(gpu, tuned, done.factors),
             "residuals": residuals(Path(folder), gpu),
@@ -394,12 +394,12 @@ def _operators(left: float) -> Facts:
 
 def residuals(folder: Path, gpu: Gpu) -> dict[str, dict[str, float]]:
     """Return the number of rows and the median and spread of log(measured / predicted), by "operation/dtype"."""
-    models, found = kernel_models((gpu.name,)), {}
+    models, summaries = kernel_models((gpu.name,)), {}
     for group in read_own_tables(folder):
         each = log_residuals(group, gpu, models)
         name = f"{group.batch.operation}/{group.batch.dtype}"
-        found[name] = {"rows": len(each), "median": float(np.median(each)), "spread": float(np.std(each))}
-    return found
+        summaries[name] = {"rows": len(each), "median": float(np.median(each)), "spread": float(np.std(each))}
+    return summaries
 
 
 def _table(path: Path) -> dict[str, list[object]]:
@@ -476,10 +476,10 @@ def recording_text(trace: Trace) -> str:
 def words_on_own_rates(report: Report) -> str | None:
     """Return a sentence that says for how many whole steps the machine's own rates help; None without steps."""
     facts = report["parts"].get("steps", {}).get("facts", {})
-    steps = [one for one in facts.values() if isinstance(one, dict)] if isinstance(facts, dict) else []
+    steps = [step for step in facts.values() if isinstance(step, dict)] if isinstance(facts, dict) else []
     if not steps:
         return None
-    helped = sum(bool(one["own_rates_help"]) for one in steps)
+    helped = sum(bool(step["own_rates_help"]) for step in steps)
     advice = "use `measured=`" if 2 * helped > len(steps) else "leave `measured=` out"
     return f"The rates of this machine bring {helped} of {len(steps)} whole steps nearer to their time: {advice}."
 

@@ -91,9 +91,9 @@ def _changed(schedule: tuple[Entry, ...], options: Sequence[Sequence[Option]], r
         entries[place] = _on_machine(entry, options[entries[other].job][entries[other].option].machine, options, random)
     elif kind < 0.6:
         old, new = options[entry.job][entry.option].machine, random.choice(options[entry.job]).machine
-        for index, one in enumerate(entries):
-            if options[one.job][one.option].machine == old:
-                entries[index] = _on_machine(one, new, options, random)
+        for index, current in enumerate(entries):
+            if options[current.job][current.option].machine == old:
+                entries[index] = _on_machine(current, new, options, random)
     elif kind < 0.8:
         entries.insert(other, entries.pop(place))
     else:
@@ -161,9 +161,9 @@ class ListSchedules:
                 machine, gpus, seconds, late_seconds = self.options[job][choice]
                 number = -1
                 room = self._sizes[machine] + 1
-                for one, (own, free) in rented.items():
+                for rental, (own, free) in rented.items():
                     if own == machine and gpus <= free < room:
-                        number, room = one, free
+                        number, room = rental, free
                 if number < 0:
                     nodes, kind = self._nodes[machine], self._kinds[machine]
                     if nodes > left or nodes > quotas[kind]:

@@ -65,13 +65,13 @@ def _job_draws(job: Job, gpus: Mapping[str, str], since: PlanState | None, count
     common = random.standard_normal(count)
     used = sorted({gpus[configuration.machine] for configuration in job.seconds})
     own = {gpu: random.standard_normal(count) for gpu in used}
-    found = {}
+    draws = {}
     for configuration, seconds in job.seconds.items():
         gpu, time = gpus[configuration.machine], job.time(configuration)
         normal = math.sqrt(ELSEWHERE) * common + math.sqrt(1 - ELSEWHERE) * own[gpu]
         ends = np.where(normal < 0, math.log(seconds / time.low), math.log(time.high / seconds))
-        found[configuration] = np.ones(count) if gpu in known else np.exp(ends * normal / NORMAL_95)
-    return found
+        draws[configuration] = np.ones(count) if gpu in known else np.exp(ends * normal / NORMAL_95)
+    return draws
 
 
 def plan_outlook(
@@ -129,8 +129,8 @@ class _Rentals:
         rental = self._rental(segment)
         chosen = sorted(self._of(rental), key=lambda gpu: gpu[0])[: segment.placement.configuration.num_gpus]
         actual: Draws | float = -math.inf
-        for _, one in chosen:
-            actual = np.maximum(actual, one)
+        for _, moment in chosen:
+            actual = np.maximum(actual, moment)
         return max(planned for planned, _ in chosen), actual
 
     def occupy(self, segment: Segment, start: Draws | float, end: Draws) -> None:

@@ -158,16 +158,16 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
     machines that a job has left. `now` is in seconds since 1970.
     """
     jobs = {job.name: job for job in problem.jobs}
-    found: dict[str, tuple[Progress, PlanSlot]] = {}
+    newest: dict[str, tuple[Progress, PlanSlot]] = {}
     began = math.inf
     for path in sorted(folder.rglob(f"{PROGRESS_PREFIX}*.json")):
-        one = read_progress(path)
-        if one.place is not None and one.place.job in jobs:
-            name = one.place.job
-            began = min(began, one.began - jobs[name].release_seconds)
-            if name not in found or found[name][0].written < one.written:
-                found[name] = (one, one.place)
-    if not found:
+        progress = read_progress(path)
+        if progress.place is not None and progress.place.job in jobs:
+            name = progress.place.job
+            began = min(began, progress.began - jobs[name].release_seconds)
+            if name not in newest or newest[name][0].written < progress.written:
+                newest[name] = (progress, progress.place)
+    if not newest:
         raise PlanningFormatError(
             f"{folder} holds no {PROGRESS_PREFIX}*.json of a job of this file; expected the folder that the jobs' "
             "checkpoints share, where RuntimePredictor keeps them."
@@ -176,21 +176,21 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
     situation = PlanState(
         now_seconds=now_seconds,
         remaining={
-            job.name: 1.0 - found[job.name][0].done if job.name in found else 1.0
+            job.name: 1.0 - newest[job.name][0].done if job.name in newest else 1.0
             for job in sorted(problem.jobs, key=lambda job: job.name)
-            if job.release_seconds <= now_seconds and not (job.name in found and found[job.name][0].done == 1.0)
+            if job.release_seconds <= now_seconds and not (job.name in newest and newest[job.name][0].done == 1.0)
         },
     )
-    going = {name: pair for name, pair in sorted(found.items()) if name in situation.remaining}
+    going = {name: pair for name, pair in sorted(newest.items()) if name in situation.remaining}
     places = {
         name: Placement(node=place.node, configuration=Configuration(place.machine, place.num_gpus))
         for name, (_, place) in going.items()
     }
     rents: dict[Placement, tuple[float, float]] = {}
-    for one, place in found.values():
+    for progress, place in newest.values():
         node = Placement(node=place.node, configuration=Configuration(place.machine, 0))
         since, until = rents.get(node, (math.inf, 0.0))
-        rents[node] = min(since, one.began), max(until, one.written)
+        rents[node] = min(since, progress.began), max(until, progress.written)
     prices = {machine.name: machine.usd_per_hour for machine in problem.machines}
     situation = replace(
         situation,
@@ -201,9 +201,9 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> P
         running={name: places[name] for name, (one, _) in going.items() if now - one.written < PROGRESS_IS_OLD_SECONDS},
         started={name: place.configuration for name, place in places.items()},
         measured={
-            name: {places[name].configuration: one.whole_seconds}
-            for name, (one, _) in going.items()
-            if one.whole_seconds is not None
+            name: {places[name].configuration: progress.whole_seconds}
+            for name, (progress, _) in going.items()
+            if progress.whole_seconds is not None
         },
         overhead_seconds={
             name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None

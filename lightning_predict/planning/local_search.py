@@ -123,19 +123,19 @@ def improved_plan(
         return None
     jobs = {job.name: job for job in problem.jobs}
     simulations = JOBS_TO_SIMULATE // len(jobs)
-    best, found = plan, None
+    best, improved = plan, None
     is_better = True
     while is_better:
         is_better = False
         for change in _changes(stages, best, jobs, problem):
             if simulations == 0:
-                return found
+                return improved
             simulations -= 1
             changed = simulated_stages(change, problem, since, outlook)
             if changed is not None and _is_cheaper(changed, best, problem):
-                best, found, stages, is_better = changed, changed, change, True
+                best, improved, stages, is_better = changed, changed, change, True
                 break
-    return found
+    return improved
 
 
 def changed_plans(plan: Plan, problem: PlanningProblem, outlook: Callable[[Plan], PlanOutlook]) -> Iterator[Plan]:
@@ -183,7 +183,7 @@ def _ends_earlier_for_nothing(plan: Plan, other: Plan, problem: PlanningProblem)
     """Return whether jobs end earlier, at no higher expected cost, probability to be late or number of moves."""
     if plan.outlook is None or other.outlook is None:
         return False
-    ends = [sum(outcome.end_seconds for outcome in one.outcomes) for one in (plan, other)]
+    ends = [sum(outcome.end_seconds for outcome in candidate.outcomes) for candidate in (plan, other)]
     return (
         ends[0] < ends[1] - SAME_MOMENT_SECONDS
         and len(plan.segments) <= len(other.segments)
@@ -227,7 +227,7 @@ def _changes(stages: JobStages, plan: Plan, jobs: Mapping[str, Job], problem: Pl
     for place, name in enumerate(order):
         for earlier in range(place):
             names = [*order[:earlier], name, *order[earlier:place], *order[place + 1 :]]
-            yield {one: stages[one] for one in names}
+            yield {job: stages[job] for job in names}
 
 
 def _waits(stages: JobStages, plan: Plan) -> Iterator[JobStages]:

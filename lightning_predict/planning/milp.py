@@ -331,7 +331,7 @@ def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
     count, empty = len(jobs), sp.coo_array((periods, len(jobs)))
     one_job = sp.kron(sp.eye_array(count), np.ones((1, periods)))  # columns: jobs by periods, then tardiness
     work_at = sp.block_diag([np.maximum(starts, begin)[np.newaxis] for begin in release])
-    found = linprog(
+    solution = linprog(
         np.concatenate([np.repeat(usd, periods), late]),
         A_ub=sp.vstack(
             [
@@ -345,7 +345,7 @@ def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
         method="highs-ipm",  # a tenth of the time of the simplex method
         bounds=[(0.0, None)] * (count * periods) + [(max(low, 0.0), None) for low in release + fastest - deadline],
     )
-    return float(found.fun) if found.success else 0.0
+    return float(solution.fun) if solution.success else 0.0
 
 
 @contextmanager

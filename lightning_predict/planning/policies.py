@@ -183,8 +183,8 @@ def cheapest_plan(
     if len(best.segments) > len(best.outcomes):  # a plan without moves may be improved further
         still = [plan for plan in plans if len(plan.segments) == len(plan.outcomes)]
         starts += [least(still, _usd)] if still else []
-    found = [improved_plan(start, problem, since=since, outlook=outlook) for start in starts]
-    every = [*plans, *annealed, *(plan for plan in found if plan is not None)]
+    improved = [improved_plan(start, problem, since=since, outlook=outlook) for start in starts]
+    every = [*plans, *annealed, *(plan for plan in improved if plan is not None)]
     return started_earlier(_cheapest(problem, every, spent_usd=spent), problem, since=since, outlook=outlook)
 
 
@@ -207,8 +207,8 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
         fewest = min(len(plan.segments) for plan in good)
         early = sorted(good, key=lambda plan: sum(outcome.end_seconds for outcome in plan.outcomes))
         return least((plan for plan in early if len(plan.segments) == fewest), _usd)
-    found = min((plan.machine_usd for plan in plans), default=None)
-    cheapest = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
+    lowest = min((plan.machine_usd for plan in plans), default=None)
+    cheapest = "none starts all jobs" if lowest is None else f"the cheapest that was found costs ${lowest:.2f}"
     raise InfeasiblePlanError(
         f"No plan keeps the budget of ${_budget(problem, spent_usd):g}: {cheapest}. Raise the budget, or take jobs out."
     )

@@ -66,10 +66,10 @@ class QueueRule:
         configurations = sorted(job.seconds)
         by_time, by_cost = ordered(configurations, seconds_on.__getitem__), ordered(configurations, cost)
         left = job.deadline_seconds - situation.now_seconds
-        late = {one for one in configurations if clearly_less(left, seconds_on[one])}
+        late = {configuration for configuration in configurations if clearly_less(left, seconds_on[configuration])}
         return [
-            *(one for one in ordered(by_time, cost) if one not in late),
-            *(one for one in ordered(by_cost, seconds_on.__getitem__) if one in late),
+            *(configuration for configuration in ordered(by_time, cost) if configuration not in late),
+            *(configuration for configuration in ordered(by_cost, seconds_on.__getitem__) if configuration in late),
         ]
 
 

@@ -59,8 +59,8 @@ def times_of_trace(
     trace, assumptions = Trace.load(str(path)), assumptions or Assumptions()
     layouts = {one: layout for one, layout in _layouts(machines) if trace.parameters or layout.count == 1}
     replicas = {
-        one: groups / trace.world_size
-        for one, layout in layouts.items()
+        configuration: groups / trace.world_size
+        for configuration, layout in layouts.items()
         if (groups := _replicas(assumptions.strategy, layout)) is not None
     }
     samples, reason = trace.samples_per_batch, why_no_other_batch(trace)
@@ -68,16 +68,16 @@ def times_of_trace(
         raise PlanningFormatError(f"{path} cannot keep its batch on other numbers of GPUs: {reason}.")
     times: dict[Configuration, Interval[float]] = {}
     for number in sorted(set(replicas.values())):
-        own = {configuration: layouts[configuration] for configuration, one in replicas.items() if one == number}
+        own = {configuration: layouts[configuration] for configuration, count in replicas.items() if count == number}
         share = samples / number if keep_batch else samples
         if share < 1 or share != int(share):
             continue
         step = trace if share == samples else with_samples(trace, int(share))
         steps = remaining_steps(step, math.ceil(iterations * number) if keep_batch else iterations)
         predictions = predict_workload(step, tuple(own.values()), steps, assumptions)
-        for one, found in zip(own, predictions.items_in_order, strict=True):
-            if found.fits is not False and found.total is not None:
-                times[one] = found.total
+        for choice, prediction in zip(own, predictions.items_in_order, strict=True):
+            if prediction.fits is not False and prediction.total is not None:
+                times[choice] = prediction.total
     return Times(times, _batch_notes(trace.samples, iterations, replicas, times, keep_batch=keep_batch))
 
 
@@ -114,7 +114,7 @@ def times_of_runs(
         count = layout.count
         if keep_batch and batch_size % count:
             continue
-        found = regression.predict(
+        forecast = regression.predict(
             RunSetting(
                 iterations=iterations if keep_batch else math.ceil(iterations / count),
                 batch_size=batch_size // count if keep_batch else batch_size,
@@ -125,17 +125,17 @@ def times_of_runs(
         )
         untold = {
             extrapolation.variable
-            for extrapolation in found.extrapolations
+            for extrapolation in forecast.extrapolations
             if extrapolation.lowest == extrapolation.highest
         }
-        if found.time is None or untold & {"flops_per_second", "bytes_per_second", "num_gpus"}:
+        if forecast.time is None or untold & {"flops_per_second", "bytes_per_second", "num_gpus"}:
             continue
-        times[configuration] = found.time
-        beyond |= dict.fromkeys(f"{layout.name}: {one.note}" for one in found.extrapolations)
+        times[configuration] = forecast.time
+        beyond |= dict.fromkeys(f"{layout.name}: {extrapolation.note}" for extrapolation in forecast.extrapolations)
     notes = [f"Outside its past runs, where the regression may be wrong: {'; '.join(beyond)}."] if beyond else []
     if any(layouts[time].nodes > 1 for time in times):
         notes.append("Past runs do not say how many machines they were on: several are taken as one.")
-    replicas = {one: float(layout.count) for one, layout in layouts.items()}
+    replicas = {configuration: float(layout.count) for configuration, layout in layouts.items()}
     said = _batch_notes(batch_size, iterations, replicas, times, keep_batch=keep_batch)
     return Times(times, (*table.notes, *notes, *said))
 

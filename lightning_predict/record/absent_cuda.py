@@ -110,25 +110,25 @@ def as_on_absent_cuda(more_patches: Iterable[Patch] = ()) -> Iterator[StepSettin
     Yields:
         The settings found so far.
     """
-    found = StepSettings()
-    token = _SETTINGS.set(found)
+    settings = StepSettings()
+    token = _SETTINGS.set(settings)
     try:
         with ExitStack() as patches:
             for owner, name, replacement_of in (*_patches(), *more_patches):
                 if hasattr(owner, name):
                     patches.enter_context(patched_attribute(owner, name, replacement_of))
-            yield found
+            yield settings
     finally:
         _SETTINGS.reset(token)
-        for scaler in found.scalers:
+        for scaler in settings.scalers:
             scaler._enabled = False
 
 
 def note_paged_states(parameter: torch.Tensor, size_bytes: int) -> None:
     """Note the bytes of a parameter's states in paged memory, if a step is being recorded."""
-    found = _SETTINGS.get()
-    if found is not None and size_bytes:
-        found.paged[id(parameter)] = size_bytes
+    settings = _SETTINGS.get()
+    if settings is not None and size_bytes:
+        settings.paged[id(parameter)] = size_bytes
 
 
 def may_lack_casts() -> bool:
@@ -138,14 +138,14 @@ def may_lack_casts() -> bool:
     """
     if torch.cuda.is_available():
         return not torch.cuda.is_initialized()
-    found = _SETTINGS.get()
-    return found is not None and found.has_autocast
+    settings = _SETTINGS.get()
+    return settings is not None and settings.has_autocast
 
 
 def forget_step() -> None:
     """Reset the GradScalers of a step that failed halfway, so that it can run again."""
-    found = _SETTINGS.get()
-    for scaler in () if found is None else found.scalers:
+    settings = _SETTINGS.get()
+    for scaler in () if settings is None else settings.scalers:
         scaler._per_optimizer_states.clear()
 
 
@@ -180,8 +180,8 @@ def _grouped_in_float32(plain: TorchFunction) -> TorchFunction:
     def grouped(left: torch.Tensor, right: torch.Tensor, *args: object, **kwargs: object) -> object:
         if left.dtype is not torch.float32 or right.dtype is not torch.float32:
             return plain(left, right, *args, **kwargs)
-        if (found := _SETTINGS.get()) is not None:
-            found.has_float32_groups = True
+        if (settings := _SETTINGS.get()) is not None:
+            settings.has_float32_groups = True
         product: torch.Tensor = plain(left.bfloat16(), right.bfloat16(), *args, **kwargs)
         return product.float()
 
@@ -193,9 +193,9 @@ def _noting_zero_grad(plain: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(plain)
     def zero_grad(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
-        found = _SETTINGS.get()
-        if found is not None and (args or "set_to_none" in kwargs):
-            found.set_to_none = bool(args[0] if args else kwargs["set_to_none"])
+        settings = _SETTINGS.get()
+        if settings is not None and (args or "set_to_none" in kwargs):
+            settings.set_to_none = bool(args[0] if args else kwargs["set_to_none"])
         plain(self, *args, **kwargs)
 
     return zero_grad
@@ -206,16 +206,16 @@ def _scaled_for_cuda(plain: TorchFunction) -> TorchFunction:
 
     @wraps(plain)
     def scale(self: Any, outputs: object) -> object:
-        found = _SETTINGS.get()
-        if found is not None and found.is_float16 and not self._enabled and self._device == "cuda":
+        settings = _SETTINGS.get()
+        if settings is not None and settings.is_float16 and not self._enabled and self._device == "cuda":
             first = next(tensors_in(outputs), None)
             if first is not None and first.device.type == "meta":
                 if not hasattr(self, "_growth_factor"):  # a scaler that is off has no state
                     self.__dict__.update({**vars(torch.amp.GradScaler("cpu")), "_device": "cuda"})
                 self._enabled = True
-                found.scalers.append(self)
+                settings.scalers.append(self)
             else:
-                found.lost_scaler = True
+                settings.lost_scaler = True
         return plain(self, outputs)
 
     return scale
@@ -242,15 +242,15 @@ def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
 def _entered_for_cuda(plain: TorchFunction) -> TorchFunction:
     @wraps(plain)
     def enter(self: torch.autocast) -> object:
-        found = _SETTINGS.get()
-        if found is not None:
-            found.has_autocast |= self._enabled
-            found.is_float16 |= self._enabled and self.fast_dtype is torch.float16
-        if found is not None and self.device == "cuda":
+        settings = _SETTINGS.get()
+        if settings is not None:
+            settings.has_autocast |= self._enabled
+            settings.is_float16 |= self._enabled and self.fast_dtype is torch.float16
+        if settings is not None and self.device == "cuda":
             if self._enabled:
-                found.has_enabled = True
+                settings.has_enabled = True
             elif self not in _MADE and autocast_dtype() is None:
-                found.has_disabled_by_torch = True
+                settings.has_disabled_by_torch = True
         return plain(self)
 
     return enter

@@ -519,7 +519,7 @@ def _calls(frame: FrameSummary) -> bool:
 
 def _asking_line(error: BaseException) -> str:
     """Describe the innermost line of the traceback that is outside torch and this package."""
-    frames = [one for one in extract_tb(error.__traceback__) if not _is_ours(one)]
+    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
     if not frames:
         return "The step"
     last = frames[-1]

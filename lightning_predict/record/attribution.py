@@ -125,17 +125,17 @@ def select_operations(profile: Profile) -> list[FoundOperation]:
     """Return the operations of a step, in the order of the host."""
     selector = _Selector(_Nodes(profile))
     engine_threads = _engine_threads(profile)
-    found = [
+    selected = [
         item
         for root in profile.roots
         for item in selector.select(root, _Around(in_backward=root.thread in engine_threads))
     ]
-    found.extend(
+    selected.extend(
         FoundOperation(_stray_name(work, None), None, work.start, None, work=[(work, None)])
         for work in profile.stray_work
     )
-    found.sort(key=lambda item: item.start)
-    return list(_join_backward(found))
+    selected.sort(key=lambda item: item.start)
+    return list(_join_backward(selected))
 
 
 def is_backward_node(call: Call) -> bool:
@@ -306,9 +306,9 @@ class _Selector:
         inner = (call for call in node.descendants() if operator_name(call) is not None)
         if work or any(call.sequence_number is None for call in inner):
             name = backward_name(operator_name(whole_forward) or whole_forward.name)
-            found = self._found(name, whole_forward, around, work)
-            found.start, found.duration, found.whole_forward = node.start, node.end - node.start, whole_forward
-            yield found
+            part = self._found(name, whole_forward, around, work)
+            part.start, part.duration, part.whole_forward = node.start, node.end - node.start, whole_forward
+            yield part
         for call in recomputed:
             yield from self.select(call, around)
 

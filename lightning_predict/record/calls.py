@@ -111,7 +111,7 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
         values: list[Any] = [*_parsed(view), None, None, None]
         sizes, strides = values[1:3]
         if isinstance(sizes, list) and is_shape(sizes) and isinstance(strides, list) and 0 in strides:
-            return tuple(TensorInfo(tuple(sizes), one.dtype) for one in tensors_of(call)[:1])
+            return tuple(TensorInfo(tuple(sizes), tensor.dtype) for tensor in tensors_of(call)[:1])
     return ()
 
 
@@ -209,12 +209,12 @@ def _list_dtype(call: Call) -> str:
     in the kernel's name selects a default dtype. Without an element size, the dtype is float32.
     """
     inside = (call, *call.descendants())
-    for one in inside:
-        for kind in one.details.get("input type", []):
+    for event in inside:
+        for kind in event.details.get("input type", []):
             if kind not in NO_TENSORS:
                 return _dtype_of(kind)
-    sizes = (_COPIED_ELEMENT_BYTES.search(work.name) for one in inside for work in one.device_work)
-    size = next((int(found[1]) for found in sizes if found is not None), 4)
+    sizes = (_COPIED_ELEMENT_BYTES.search(work.name) for event in inside for work in event.device_work)
+    size = next((int(digits[1]) for digits in sizes if digits is not None), 4)
     return _DTYPE_OF_BYTES.get(size, "float32")
 
 

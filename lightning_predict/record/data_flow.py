@@ -45,8 +45,8 @@ def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:
             "capture the same step: the same model, batch and precision."
         )
     operations = tuple(
-        _with_tensors(one, dispatch_trace.operations[matched[place]]) if place in matched else one
-        for place, one in enumerate(trace.operations)
+        _with_tensors(operation, dispatch_trace.operations[matched[place]]) if place in matched else operation
+        for place, operation in enumerate(trace.operations)
     )
     return replace(
         trace,
@@ -108,14 +108,14 @@ def storages_without_maker(
         parameters: Shape and dtype of each parameter.
     """
     kinds = {(math.prod(shape), dtype) for shape, dtype in parameters}
-    known, found = set[int | None]({None}), dict[int, TensorInfo]()
+    known, tensors = set[int | None]({None}), dict[int, TensorInfo]()
     for operation in operations:
         for tensor in operation.inputs:
             if tensor.id in known:
                 continue
             if operation.phase == "backward" and tensor.id is not None and (tensor.elements, tensor.dtype) not in kinds:
-                found.setdefault(tensor.id, tensor)
+                tensors.setdefault(tensor.id, tensor)
             known.add(tensor.id)
         for tensor in operation.outputs:
             known.add(tensor.id)
-    return found
+    return tensors

@@ -277,7 +277,7 @@ class DispatchRecorder:
     def _notes(self) -> Iterator[str]:
         yield from self.assumptions
         leaves = [(tuple(leaf.shape), dtype_name(leaf.dtype)) for leaf in self.leaves.values()]
-        unmade = sum(one.size_bytes for one in storages_without_maker(self.operations, leaves).values())
+        unmade = sum(tensor.size_bytes for tensor in storages_without_maker(self.operations, leaves).values())
         if unmade >= MEBIBYTE:
             yield (
                 f"The backward pass reads {unmade / MEBIBYTE:,.0f} MiB that no recorded operation wrote; memory counts "
@@ -481,9 +481,9 @@ class DispatchRecorder:
             elif kind in _PLAIN:
                 arguments[word] = value
             else:
-                found = list(tensors_in(value))
-                tensors.extend(found)
-                if not found and kind is not torch.Generator:  # its instance check would run Python code
+                inner = list(tensors_in(value))
+                tensors.extend(inner)
+                if not inner and kind is not torch.Generator:  # its instance check would run Python code
                     arguments[word] = json_argument(value)
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
@@ -589,10 +589,10 @@ class DispatchRecorder:
         """Describe tensors; None if a tensor cannot be described."""
         described = []
         for tensor in tensors:
-            one = self._numbers.describe(tensor)
-            if one is None:
+            info = self._numbers.describe(tensor)
+            if info is None:
                 return None
-            described.append(one)
+            described.append(info)
         return tuple(described)
 
     def _node_number(self) -> int | None:
@@ -673,5 +673,5 @@ class DispatchRecorder:
         written, self._written_in_burst = self._written_in_burst, {}
         read = {tensor.id for tensor in self.operations[self._burst_at].inputs}
         alive = self._numbers.alive
-        outputs = tuple(one for number, one in written.items() if number in alive and number not in read)
+        outputs = tuple(tensor for number, tensor in written.items() if number in alive and number not in read)
         self.operations[self._burst_at] = replace(self.operations[self._burst_at], outputs=outputs)

@@ -187,8 +187,8 @@ def measure_memory(
 def held_tensors(holders: Iterable[nn.Module | torch.Tensor]) -> list[torch.Tensor]:
     """Return the parameters and buffers of modules, and single tensors, each once."""
     tensors: dict[int, torch.Tensor] = {}
-    for one in holders:
-        own = (one,) if isinstance(one, torch.Tensor) else (*one.parameters(), *one.buffers())
+    for holder in holders:
+        own = (holder,) if isinstance(holder, torch.Tensor) else (*holder.parameters(), *holder.buffers())
         tensors |= {id(tensor): tensor for tensor in own}
     return list(tensors.values())
 
@@ -272,9 +272,9 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
             pending += [] if _is_library(item.__module__) else _named_in(item)
             continue
         pending += [
-            one
-            for one in vars(item).values()
-            if type(one) not in _HOLD_NOTHING and (type(one) not in _DICTIONARIES or one)
+            attribute
+            for attribute in vars(item).values()
+            if type(attribute) not in _HOLD_NOTHING and (type(attribute) not in _DICTIONARIES or attribute)
         ]
         for kind in type(item).__mro__:
             if id(kind) not in seen and not _is_library(kind.__module__):
@@ -300,7 +300,7 @@ def _held_by(value: object) -> list[object]:
         held = value.values()
     elif not _is_library(type(value).__module__):
         held = getattr(value, "__dict__", {}).values()
-    return [one for one in held if isinstance(one, nn.Module) or _function(one) is not None]
+    return [attribute for attribute in held if isinstance(attribute, nn.Module) or _function(attribute) is not None]
 
 
 def _function(value: object) -> FunctionType | None:
@@ -321,9 +321,9 @@ def _named_in(function: FunctionType) -> Iterator[object]:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         named = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
         yield from named
-        for one in named:
-            if isinstance(one, ModuleType) and not _is_library(one.__name__):
-                yield from (vars(one)[name] for name in code.co_names if name in vars(one))
+        for owner in named:
+            if isinstance(owner, ModuleType) and not _is_library(owner.__name__):
+                yield from (vars(owner)[name] for name in code.co_names if name in vars(owner))
 
 
 def _is_library(module: str | None) -> bool:
@@ -359,21 +359,21 @@ def own_tensor_kinds() -> list[type]:
     cannot be created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor
     object is already associated to a python object". Subclasses created by `as_subclass` or `_make_subclass` work.
     """
-    found: list[type] = []
+    kinds: list[type] = []
     pending: list[type] = list(torch.Tensor.__subclasses__())
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
         is_foreign = kind.__module__.split(".")[0] != "torch"
         if is_foreign and _is_made_by_torch(kind) and not _is_abstract(kind):
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds
 
 
 def _is_abstract(kind: type) -> bool:
     """Return whether only subclasses with their own constructors are created, as for torchvision's `TVTensor`."""
     kinds: list[type] = kind.__subclasses__()
-    return bool(kinds) and all("__new__" in one.__dict__ for one in kinds)
+    return bool(kinds) and all("__new__" in subclass.__dict__ for subclass in kinds)
 
 
 _OTHER_CONSTRUCTORS: Final = frozenset({"as_subclass", "_make_subclass", "_make_wrapper_subclass"})

@@ -167,14 +167,14 @@ def _step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
 
 def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
     """Return the Trace of one profiled step."""
-    found = select_operations(profile)
+    selected = select_operations(profile)
     updates = _updates(profile)
     operations = with_current_names(
-        [_operation(item, phase, profile) for item, phase in zip(found, _phases(found, updates), strict=True)]
+        [_operation(item, phase, profile) for item, phase in zip(selected, _phases(selected, updates), strict=True)]
     )
     loading = microseconds_to_seconds(_loader_microseconds(profile))
     world_size, num_nodes = _processes(profile)
-    devices = Counter(work.details.get("device", 0) for item in found for work, _ in item.work)
+    devices = Counter(work.details.get("device", 0) for item in selected for work, _ in item.work)
     gpu = _gpu_properties(profile, devices)
     return Trace(
         operations=operations,

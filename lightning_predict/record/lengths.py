@@ -73,7 +73,7 @@ def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) 
         kinds: Maximum number of lengths to choose.
     """
     counts: dict[int, float] = {}
-    for length, count in lengths.items() if isinstance(lengths, Mapping) else ((one, 1.0) for one in lengths):
+    for length, count in lengths.items() if isinstance(lengths, Mapping) else ((value, 1.0) for value in lengths):
         if isinstance(length, bool) or not isinstance(length, int) or length < 1 or not 0 < count < math.inf:
             raise InvalidArgumentError(
                 f"lengths has {length!r}: {count!r}; expected lengths of at least 1, and how often each occurs."
@@ -92,9 +92,9 @@ def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) 
     for length, end in zip(others, ends, strict=True):
         middle = end - counts[length] / 2
         groups.setdefault(int((kinds - 1) * middle / ends[-1]), []).append(length)
-    found = {longest: counts[longest] / total}
+    shares = {longest: counts[longest] / total}
     for group in groups.values():
         batches = sum(counts[length] for length in group)
         mean = math.ceil(sum(length * counts[length] for length in group) / batches)
-        found[mean] = found.get(mean, 0.0) + batches / total
-    return found
+        shares[mean] = shares.get(mean, 0.0) + batches / total
+    return shares

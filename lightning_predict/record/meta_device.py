@@ -81,7 +81,7 @@ def _is_meta(tensor: object) -> bool:
 
 def _uses_channels_last(images_and_weight: tuple[Any, ...]) -> bool:
     """Return whether cuDNN would compute this convolution in channels last."""
-    tensors = [one for one in images_and_weight if _is_meta(one)]
+    tensors = [tensor for tensor in images_and_weight if _is_meta(tensor)]
     return any(suggest_memory_format(tensor) in _CHANNELS_LAST.values() for tensor in tensors) and all(
         tensor.dtype is not torch.float64 for tensor in tensors
     )
@@ -190,8 +190,8 @@ class AutocastOnMeta:
             return values, None
         dtype = torch.float32 if name == RMS_NORM else lower
 
-        found = _castable(values if isinstance(values, tuple) else tuple(values.values()))
-        return self._above_autograd(values, dtype), dtype if found else None
+        castable = _castable(values if isinstance(values, tuple) else tuple(values.values()))
+        return self._above_autograd(values, dtype), dtype if castable else None
 
     @contextmanager
     def cast_call(self, func: TorchFunction, args: Args, kwargs: Kwargs) -> Iterator[tuple[Args, Kwargs]]:

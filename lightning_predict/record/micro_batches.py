@@ -126,9 +126,9 @@ def _surviving(
     """Find storages that survive their micro-batch, because the corresponding storages of the first micro-batch do."""
     return frozenset(
         its.id
-        for one, same in zip(first, other, strict=False)
-        if one.name == same.name
-        for tensor, its in zip(one.outputs, same.outputs, strict=False)
+        for operation, same in zip(first, other, strict=False)
+        if operation.name == same.name
+        for tensor, its in zip(operation.outputs, same.outputs, strict=False)
         if tensor.id in surviving
     )
 
@@ -146,11 +146,11 @@ def _renumbered(operations: Iterable[Operation], new_ids: Mapping[int, int]) -> 
     known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing is slower
 
     def its(tensor: TensorInfo) -> TensorInfo:
-        found = known.get(id(tensor))
-        if found is None:
+        info = known.get(id(tensor))
+        if info is None:
             number = None if tensor.id is None else new_ids.get(tensor.id)
-            found = known[id(tensor)] = tensor if number is None else replace(tensor, id=number)
-        return found
+            info = known[id(tensor)] = tensor if number is None else replace(tensor, id=number)
+        return info
 
     for operation in operations:  # `replace` would take four times as long
         yield Operation(
@@ -176,7 +176,7 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
     end = backward_ends(operations)
     rest = iter(operations[end:])
     names = (operation.name for operation in like[backward_ends(like) :])
-    found = (next((one for one in rest if one.name == name), None) for name in names)
+    found = (next((operation for operation in rest if operation.name == name), None) for name in names)
     return (*(one for one in operations[:end] if one.phase != "optimizer"), *(one for one in found if one is not None))
 
 

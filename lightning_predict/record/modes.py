@@ -448,7 +448,7 @@ def _changed_nodes(outputs: Iterable[Any]) -> Iterator[Node]:
 def _drops_vectors(func: TorchFunction, values: Args) -> bool:
     """Return whether a call of `_VALUES_ONLY` computes no vectors. For a derivative, it computes them in any case."""
     orders = _VALUES_ONLY[func]
-    if orders and not any(isinstance(one, str | int | float) and one in orders for one in values):
+    if orders and not any(isinstance(value, str | int | float) and value in orders for value in values):
         return False
     with torch._C.DisableTorchFunction():
         return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values)))

@@ -202,20 +202,20 @@ def with_wide_gelu(trace: Trace, release: tuple[int, int]) -> tuple[Operation, .
         return operations
     numbers = count(1 + max((each.id or 0 for one in operations for each in (*one.inputs, *one.outputs)), default=0))
     copies: dict[int | None, TensorInfo] = {}
-    found: list[Operation] = []
+    rewritten: list[Operation] = []
     for one in operations:
         if one.name not in ("aten::gelu", "aten::gelu_backward") or [each.dtype for each in one.outputs] != [half]:
-            found.append(one)
+            rewritten.append(one)
             continue
         cast = replace(one, name="aten::_to_copy", arguments={}, freed=())
         for each in one.inputs:
             if each.id not in copies:
                 copies[each.id] = replace(each, dtype="float32", id=next(numbers))
-                found.append(replace(cast, inputs=(each,), outputs=(copies[each.id],)))
+                rewritten.append(replace(cast, inputs=(each,), outputs=(copies[each.id],)))
         result = replace(one.outputs[0], dtype="float32", id=next(numbers))
-        found.append(replace(one, inputs=tuple(copies[each.id] for each in one.inputs), outputs=(result,)))
-        found.append(replace(cast, inputs=(result,), outputs=one.outputs))
-    return tuple(found)
+        rewritten.append(replace(one, inputs=tuple(copies[each.id] for each in one.inputs), outputs=(result,)))
+        rewritten.append(replace(cast, inputs=(result,), outputs=one.outputs))
+    return tuple(rewritten)
 
 
 def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
@@ -226,7 +226,7 @@ def with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     """
     operations = trace.operations
     is_filled = any(operation.name in _FILLS and operation.phase == "other" for operation in operations)
-    backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
+    backward = [index for index, operation in enumerate(operations) if operation.phase == "backward"]
     if is_filled or not backward:
         return operations
     gradients = [

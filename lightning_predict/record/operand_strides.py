@@ -137,18 +137,18 @@ def contiguous_elements(name: str, operands: Sequence[Operand], arguments: Mappi
         operands: Tensors of the call in schema order. The destination of a copy comes first.
         arguments: Other arguments of the call.
     """
-    found = [_merged(sizes, strides) for sizes, strides in operands if len(sizes) == len(strides) and 0 not in sizes]
-    if not found:
+    merged = [_merged(sizes, strides) for sizes, strides in operands if len(sizes) == len(strides) and 0 not in sizes]
+    if not merged:
         return None
     # Broadcast operands have fewer elements.
-    largest = max(math.prod(sizes) for sizes, _ in found)
-    whole = [one for one in found if math.prod(one[0]) == largest] if name not in _JOINING else found
+    largest = max(math.prod(sizes) for sizes, _ in merged)
+    whole = [operand for operand in merged if math.prod(operand[0]) == largest] if name not in _JOINING else merged
     orders = {tuple(_order(strides)) for _, strides in whole}
     into_rows = arguments.get("memory_format") == TO_ROWS["memory_format"]
     order = sorted(next(iter(orders))) if into_rows or name in _JOINING else _order(whole[0][1])
     if len(orders) == 1 and all(map(_is_whole, whole)) and (not into_rows or tuple(order) in orders):
         return None
-    return min(_run(one, order if len(one[0]) == len(order) else range(len(one[0]))) for one in whole)
+    return min(_run(operand, order if len(operand[0]) == len(order) else range(len(operand[0]))) for operand in whole)
 
 
 _JOINING: Final = frozenset({"aten::cat", "aten::stack"})

@@ -147,7 +147,7 @@ class PauseTimer:
         has_waited = now.waits > since.waits
         if (has_waited or seconds >= SHORTEST_PAUSE_SECONDS) and not self._is_framework():
             if has_waited:
-                before_it, after = (int(one.split()[1]) for one in (self._scheduled, self._read_scheduler()))
+                before_it, after = (int(text.split()[1]) for text in (self._scheduled, self._read_scheduler()))
                 idle = now.idle_seconds - since.idle_seconds
                 self.waited_seconds += max(0.0, idle - nanoseconds_to_seconds(after - before_it))
             if seconds >= SHORTEST_PAUSE_SECONDS:

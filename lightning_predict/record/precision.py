@@ -164,24 +164,24 @@ def in_float16(trace: Trace) -> Trace:
 
 def _without_softmax_casts(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Yield the operations; a softmax reads float16 and its backward pass writes it, instead of a cast to bfloat16."""
-    reads = Counter([tensor.id for one in operations for tensor in one.inputs])
+    reads = Counter([tensor.id for operation in operations for tensor in operation.inputs])
     casts = {one.outputs[0].id: one for one in operations if one.name == "aten::_to_copy" and one.outputs}
-    read = {one.inputs[0].id for one in operations if one.name in _READ_HALF and one.inputs}
+    read = {operation.inputs[0].id for operation in operations if operation.name in _READ_HALF and operation.inputs}
     made = {one.outputs[0].id for one in operations if one.name in _READ_HALF_BACKWARD and one.outputs}
-    before = {own: one for own, one in casts.items() if own in read and reads[own] == 1}
-    before = {own: one for own, one in before.items() if one.inputs[0].dtype == "float16"}
-    after = {one.inputs[0].id: one for one in casts.values() if one.outputs[0].dtype == "float16"}
-    after = {own: one for own, one in after.items() if own in made and reads[own] == 1}
-    dropped = {id(one) for one in (*before.values(), *after.values())}
-    for one in operations:
-        if one.inputs and one.inputs[0].id in before and one.name in _READ_HALF:
-            tensors, arguments = before[one.inputs[0].id].inputs, {**one.arguments, "half_to_float": True}
-            yield replace(one, inputs=tensors, arguments=arguments)
-        elif one.outputs and one.outputs[0].id in after and one.name in _READ_HALF_BACKWARD:
-            arguments = {**one.arguments, "input_dtype": "float16"}
-            yield replace(one, outputs=after[one.outputs[0].id].outputs, arguments=arguments)
-        elif id(one) not in dropped:
-            yield one
+    before = {own: cast for own, cast in casts.items() if own in read and reads[own] == 1}
+    before = {own: cast for own, cast in before.items() if cast.inputs[0].dtype == "float16"}
+    after = {cast.inputs[0].id: cast for cast in casts.values() if cast.outputs[0].dtype == "float16"}
+    after = {own: cast for own, cast in after.items() if own in made and reads[own] == 1}
+    dropped = {id(cast) for cast in (*before.values(), *after.values())}
+    for original in operations:
+        if original.inputs and original.inputs[0].id in before and original.name in _READ_HALF:
+            tensors, arguments = before[original.inputs[0].id].inputs, {**original.arguments, "half_to_float": True}
+            yield replace(original, inputs=tensors, arguments=arguments)
+        elif original.outputs and original.outputs[0].id in after and original.name in _READ_HALF_BACKWARD:
+            arguments = {**original.arguments, "input_dtype": "float16"}
+            yield replace(original, outputs=after[original.outputs[0].id].outputs, arguments=arguments)
+        elif id(original) not in dropped:
+            yield original
 
 
 def emulates_bfloat16(gpu: Gpu) -> bool:
@@ -225,7 +225,7 @@ class _Autocast:
         shapes = {parameter.shape for parameter in trace.parameters}
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (operation for operation in trace.operations if operation.name.startswith("aten::nll_loss"))
-        self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
+        self._kept_softmax = {tensor.id for loss in losses for tensor in loss.inputs}
         self._products: set[int | None] = set()  # results of forward products; a decomposed layer adds its bias to one
         self._lowered: set[int | None] = set()  # activations in float32 that forward operations cast to 16 bits
         self._multiplied: set[int | None] = set()  # other operands of products with such activations
@@ -380,7 +380,7 @@ class _Autocast:
             for tensor in operation.inputs
             if tensor.shape in self._unrecorded and tensor.id not in self._produced
         )
-        self._half |= {one.id for one in new if one.id is not None}
+        self._half |= {tensor.id for tensor in new if tensor.id is not None}
         inputs = tuple(map(self._saved if is_saved else self._now, operation.inputs))
         is_bias = operation.phase == "backward" and self._is_bias_gradient(operation)
         if is_bias or {tensor.id for tensor in operation.outputs} & self._half_sums:
@@ -416,7 +416,7 @@ class _Autocast:
         """Return whether a backward operation sums the gradient of a product into the gradient of a cast bias."""
         if operation.name != "aten::sum" or not operation.outputs:
             return False
-        size = tuple(one for one in operation.outputs[0].shape if one != 1)
+        size = tuple(length for length in operation.outputs[0].shape if length != 1)
         read = operation.inputs[0].id
         return size in self._weights and (read in self._half or (read, self._dtype) in self._copies)
 
@@ -452,10 +452,10 @@ def _gradient_sums_for_products(operations: tuple[Operation, ...]) -> tuple[set[
         made = {tensor.id for tensor in operation.outputs}
         for number in {tensor.id for tensor in operation.inputs} - made:
             readers.setdefault(number, []).append(operation)
-    found: set[int | None] = set()
+    sums: set[int | None] = set()
     for operation in reversed(backward):
         reads = readers.get(operation.outputs[0].id, [])
-        if operation.name == "aten::add" and any(one.name in _PRODUCTS or one.outputs[0].id in found for one in reads):
-            is_private = all(one.name in {*_PRODUCTS, "aten::sum"} or one.outputs[0].id in found for one in reads)
-            found |= {operation.outputs[0].id} - {None} if is_private else set()
-    return found, {number for number, reads in readers.items() if all(one.outputs[0].id in found for one in reads)}
+        if operation.name == "aten::add" and any(one.name in _PRODUCTS or one.outputs[0].id in sums for one in reads):
+            is_private = all(one.name in {*_PRODUCTS, "aten::sum"} or one.outputs[0].id in sums for one in reads)
+            sums |= {operation.outputs[0].id} - {None} if is_private else set()
+    return sums, {number for number, reads in readers.items() if all(one.outputs[0].id in sums for one in reads)}

@@ -142,7 +142,7 @@ def _others_under_way() -> bool:
     while pending:
         kinds.append(pending.pop())
         pending.extend(kinds[-1].__subclasses__())
-    found = (one for one in gc.get_referrers(*kinds) if type(one) in kinds)  # one pass over all objects
+    found = (profiler for profiler in gc.get_referrers(*kinds) if type(profiler) in kinds)  # one pass over all objects
     return any(
         getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None and one not in _OWN
         for one in found

@@ -86,8 +86,8 @@ class Linear4bit(nn.Linear):
             scales = torch.ops.lightning_predict.dequantize_blockwise(scales, self.second_scales)
             scales.add_(scales.new_empty(()))
         shape = (self.out_features, self.in_features)
-        found: Tensor = torch.ops.lightning_predict.dequantize_4bit(self.weight, scales, shape, self.dtype)
-        return found.to(self.compute_dtype)
+        weight: Tensor = torch.ops.lightning_predict.dequantize_4bit(self.weight, scales, shape, self.dtype)
+        return weight.to(self.compute_dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
         """Multiply in the compute dtype. Return the result in the dtype of the input."""
@@ -127,11 +127,11 @@ def as_4bit(model: nn.Module, *, compute_dtype: torch.dtype, double: bool = Fals
         double: Whether to quantize the scales, too (`bnb_4bit_use_double_quant`).
         clones: Whether to copy each output, as PEFT's adapters of 4-bit layers do.
     """
-    found = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ in _KINDS]
+    layers = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ in _KINDS]
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None and found and "." not in found[-1][0]:
-        head = found[-1][1]
-    replaced = [(name, layer) for name, layer in found if layer is not head]
+    if head is None and layers and "." not in layers[-1][0]:
+        head = layers[-1][1]
+    replaced = [(name, layer) for name, layer in layers if layer is not head]
     for name, layer in replaced:
         parent, _, own = name.rpartition(".")
         new = Linear4bit(layer, compute_dtype=compute_dtype, double=double, clones=clones)
@@ -196,10 +196,10 @@ class BlockwiseAdamW(torch.optim.Optimizer):
                     continue
                 states = self.state[parameter]
                 if not states:
-                    states.update({f"state{number}": one for number, one in enumerate(self._states(parameter), 1)})
+                    states.update({f"state{number}": state for number, state in enumerate(self._states(parameter), 1)})
                 listed = list(states.values())
                 if listed[0].stride() != parameter.stride():
-                    note_paged_states(parameter, sum(one.numel() * one.element_size() for one in listed[:2]))
+                    note_paged_states(parameter, sum(state.numel() * state.element_size() for state in listed[:2]))
                 torch.ops.lightning_predict.optimizer_update_blockwise(parameter.grad, parameter, listed)
 
     def _states(self, parameter: nn.Parameter) -> tuple[Tensor, ...]:
@@ -259,8 +259,8 @@ def _noting(plain: Callable[..., None]) -> Callable[..., None]:
         if parameter.device.type != "meta":
             plain(self, parameter)
             return
-        states = [one for one in self.state[parameter].values() if isinstance(one, torch.Tensor)]
-        paged = [one for one in states if one.shape == parameter.shape and one.stride() != parameter.stride()]
-        note_paged_states(parameter, sum(one.numel() * one.element_size() for one in paged))
+        states = [state for state in self.state[parameter].values() if isinstance(state, torch.Tensor)]
+        paged = [state for state in states if state.shape == parameter.shape and state.stride() != parameter.stride()]
+        note_paged_states(parameter, sum(state.numel() * state.element_size() for state in paged))
 
     return prefetch

@@ -46,10 +46,10 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
     if trace.gpu_reported_name is None:
         return None
     try:
-        found = find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
+        gpu = find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
     except UnknownGpuError:
         return None
-    return found if found.vendor == NVIDIA else None
+    return gpu if gpu.vendor == NVIDIA else None
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
@@ -169,7 +169,7 @@ def _of_batch_norms(trace: Trace) -> Iterator[str]:
     # aten/src/ATen/native/Normalization.cpp, _select_batch_norm_backend: cuDNN takes float16 only with float32 weights.
     norms = [operation for operation in trace.operations if "batch_norm" in operation.name]
     if not trace.has_measured_kernels and any(
-        len(it.shape) == 1 and it.dtype == "float16" for one in norms for it in one.inputs
+        len(it.shape) == 1 and it.dtype == "float16" for norm in norms for it in norm.inputs
     ):
         yield (
             "Batch norms with float16 weights run in torch's own kernels. With float32 weights (16-mixed), cuDNN runs: "

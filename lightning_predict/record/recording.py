@@ -324,7 +324,7 @@ def _cuda_allocations() -> list[int]:
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     statistics = (torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count()))
-    return [int(one.get("allocation.all.allocated", 0)) for one in statistics]
+    return [int(counts.get("allocation.all.allocated", 0)) for counts in statistics]
 
 
 def _device_in_use(before: list[int]) -> torch.device:

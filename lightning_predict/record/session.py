@@ -440,7 +440,7 @@ class CaptureSession:
     def _without_kernels(self) -> str:
         if not self._profiler_errors:
             return _NO_KERNELS
-        errors = "; then ".join(f"{type(one).__name__}: {one}" for one in self._profiler_errors)
+        errors = "; then ".join(f"{type(error).__name__}: {error}" for error in self._profiler_errors)
         return (
             f"Recording with torch's profiler failed ({errors}), so the step has no GPU times. Times are predicted "
             "from shapes instead."

@@ -64,17 +64,17 @@ def step_of_source(
     given = {name: value for name, value in own.items() if value is not None and value is not False}
     path = _recorded_file(source)
     if path is None:
-        found = _named(source, given)
+        step = _named(source, given)
     else:
         if given:
             option = f"--{next(iter(given)).replace('_', '-')}"
             raise InvalidArgumentError(f"{option} has no effect on a recorded step; it is for a model by name.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an unknown GPU also causes a note
-            found = SourceStep(trace=load_step(path))
+            step = SourceStep(trace=load_step(path))
     if save_to is not None:
-        found.trace.save(save_to)
-    return found
+        step.trace.save(save_to)
+    return step
 
 
 def _recorded_file(source: str) -> Path | None:
@@ -120,23 +120,23 @@ def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
     content = ""
     if path.exists():
         places = [path] if path.is_file() else sorted(path.rglob("config.json"))
-        content = "".join(one.read_text(encoding="utf-8", errors="replace") for one in places)
+        content = "".join(file.read_text(encoding="utf-8", errors="replace") for file in places)
     elif library in ("hf", "diffusers"):
         try:
             shipped(library, name)
         except InvalidArgumentError:  # the library may have a configuration of its own
             return None
     # Without folders and bytecode: Python writes `__pycache__` during the first recording.
-    files = (one for one in _CODE.rglob("*") if one.suffix not in ("", ".pyc"))
-    code = sorted((one.name, one.stat().st_mtime_ns) for one in files)
+    files = (file for file in _CODE.rglob("*") if file.suffix not in ("", ".pyc"))
+    code = sorted((file.name, file.stat().st_mtime_ns) for file in files)
     facts = [str(path.resolve()) if content else source, content, sorted(given.items()), _releases(), code]
     key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
     return cache_folder() / "steps" / f"{key[:32]}.json.gz"
 
 
 def _releases() -> list[str]:
-    found = []
+    releases = []
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return found
+            releases.append(f"{name} {version(name)}")
+    return releases

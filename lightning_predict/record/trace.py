@@ -368,7 +368,7 @@ class Trace:
         if not self.step_seconds:
             return (running,)
         middle = statistics.median(self.step_seconds)
-        return tuple(running * one / middle for one in self.step_seconds) if middle > 0 else (running,)
+        return tuple(running * seconds / middle for seconds in self.step_seconds) if middle > 0 else (running,)
 
     @property
     def samples_per_batch(self) -> int:

@@ -252,12 +252,12 @@ def _text(regression: EndToEndRegression, table: RunTable, estimates: Sequence[R
     lines += [*table.notes, *regression.notes]
     if estimates:
         lines += ["", _table(estimates)]
-        outside = [(number, one) for number, one in enumerate(estimates, start=1) if one.extrapolations]
+        outside = [(number, estimate) for number, estimate in enumerate(estimates, start=1) if estimate.extrapolations]
         lines += ["", "Outside the past runs, where the regression may be wrong:"] if outside else []
         lines += [
             f"  {number}: {'; '.join(one.note for one in estimate.extrapolations)}" for number, estimate in outside
         ]
-        if any(one.time is None for one in estimates):
+        if any(estimate.time is None for estimate in estimates):
             lines.append("A dash: the regression falls to 0 or below, so far from the past runs.")
     return "\n".join(lines)
 

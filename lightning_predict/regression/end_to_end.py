@@ -98,10 +98,10 @@ def terms_of(
         terms += [Term(("batch_size", "sequence_length", rate), (1, 1, -1)) for rate in rates]
     squares = [Term((name,), (2,)) for name in variables if name in squared and degree > 1]
     if "batch_size" in variables:  # each sample, or pair of samples, can cost the square of its length
-        others = [one.variables[0] for one in squares if one.variables != ("batch_size",)]
+        others = [square.variables[0] for square in squares if square.variables != ("batch_size",)]
         powers_of_batch = (1, 2) if "batch_size" in squared else (1,)
         squares += [Term(("batch_size", name), (power, 2)) for power, name in product(powers_of_batch, others)]
-    by_rate = [Term((*one.variables, rate), (*one.exponents, -1)) for one, rate in product(squares, rates)]
+    by_rate = [Term((*square.variables, rate), (*square.exponents, -1)) for square, rate in product(squares, rates)]
     return (*terms, *squares, *by_rate)
 
 
@@ -211,7 +211,7 @@ class EndToEndRegression:
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
         """Return the variables of a setting whose values are outside the range of the past runs."""
-        found = []
+        beyond = []
         for variable, (low, high) in self.ranges.items():
             value = setting.value(variable)
             if value is None and variable == "flops_per_byte":
@@ -231,8 +231,8 @@ class EndToEndRegression:
                     else f"The past runs of {self.model} have {variable}={low:g}; give it for the run to predict, too."
                 )
             if not low <= value <= high:
-                found.append(Extrapolation(variable=variable, requested_value=value, lowest=low, highest=high))
-        return tuple(found)
+                beyond.append(Extrapolation(variable=variable, requested_value=value, lowest=low, highest=high))
+        return tuple(beyond)
 
     def predict(self, setting: RunSetting) -> RunEstimate:
         """Predict the time of a run with another setting.
@@ -251,8 +251,8 @@ class EndToEndRegression:
         if middle <= 0:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
-        one = Interval(middle * self._trend(outside, -1) - half, middle, middle * self._trend(outside, 1) + half)
-        time = one.clamp_min(0.0).scaled(setting.iterations)
+        interval = Interval(middle * self._trend(outside, -1) - half, middle, middle * self._trend(outside, 1) + half)
+        time = interval.clamp_min(0.0).scaled(setting.iterations)
         other = self.rival.predict(setting).time if self.rival and outside else None
         if other is not None:
             time = replace(time, low=min(time.low, other.low), high=max(time.high, other.high))
@@ -459,12 +459,12 @@ def _fit(
     levels = [0 if among else level(term) for term in terms]
     fit, rival = selected(levels.count(0)), None
     whole = 1.0 if options.relative else float((target**2).mean())
-    for one in sorted(set(levels) - {0}):
+    for limit in sorted(set(levels) - {0}):
         if fit.residual_variance > EXACT * whole:
-            curved = selected(sum(own <= one for own in levels))
+            curved = selected(sum(own <= limit for own in levels))
             gain = SQUARES_GAIN if len(curved.selected) >= len(fit.selected) else 1.0
             is_better = curved.residual_variance * gain < fit.residual_variance
-            if one > 1 and curved.residual_variance < fit.residual_variance:
+            if limit > 1 and curved.residual_variance < fit.residual_variance:
                 rival = fit if is_better else curved
             fit = curved if is_better else fit
     both_rates: tuple[Variable, ...] = ("flops_per_byte",) if set(_RATES) <= set(known) else ()

@@ -111,17 +111,17 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
         trace: A recording on a GPU, or a profile of a CPU.
         seconds: Measured time of each of the `work_items`; None uses the recorded times.
     """
-    found = []
+    timed = []
     for place, item, layer in _calls(trace):
         times = [time for operation in item.operations for time in recorded_times(trace, trace.operations[operation])]
         if seconds is not None or times:
-            found.append(replace(layer, seconds=math.fsum(times) if seconds is None else seconds[place]))
-    if not found:
+            timed.append(replace(layer, seconds=math.fsum(times) if seconds is None else seconds[place]))
+    if not timed:
         raise InvalidArgumentError(
             "The recording holds no kernels of operations with shapes; lines over layers need a step that was recorded "
             "on a GPU, or torch.profiler's record_shapes=True on a CPU."
         )
-    return tuple(found)
+    return tuple(timed)
 
 
 def recorded_times(trace: Trace, operation: Operation) -> list[float]:
@@ -138,7 +138,7 @@ def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
     matmuls and convolutions, or of all other layers.
     """
     layers = tuple(layers)
-    common = {unit: _coefficients([one for one in layers if bool(one.flops) is unit]) for unit in (False, True)}
+    common = {unit: _coefficients([layer for layer in layers if bool(layer.flops) is unit]) for unit in (False, True)}
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
         by_kind[layer.kind].append(layer)
@@ -164,20 +164,20 @@ def _features(layers: Sequence[TimedLayer]) -> Array:
 
 def _coefficients(layers: Sequence[TimedLayer]) -> Array:
     """Return the intercept and the slopes with the least squared error among those without a negative one, (3,)."""
-    features, found = _features(layers), np.zeros(3)
+    features, coefficients = _features(layers), np.zeros(3)
     if not len(features):
-        return found
+        return coefficients
     scales = np.where(features.max(axis=0) > 0, features.max(axis=0), 1.0)
     design, seconds = features / scales, np.array([layer.seconds for layer in layers])
     varying = [0, *(place for place in (1, 2) if np.ptp(design[:, place]) > 0)]
     least = np.inf
-    for chosen in (list(one) for count in (1, 2, 3) for one in combinations(varying, count)):
+    for chosen in (list(subset) for count in (1, 2, 3) for subset in combinations(varying, count)):
         solution, _, rank, _ = np.linalg.lstsq(design[:, chosen], seconds, rcond=None)
         error = float(((seconds - design[:, chosen] @ solution) ** 2).sum())
         if rank == len(chosen) and (solution >= 0).all() and error < least - SAME_ERROR * float(seconds @ seconds):
-            least, found = error, np.zeros(3)
-            found[chosen] = solution / scales[chosen]
-    return found
+            least, coefficients = error, np.zeros(3)
+            coefficients[chosen] = solution / scales[chosen]
+    return coefficients
 
 
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
@@ -187,13 +187,13 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, TimedLayer]]:
             phase = trace.operations[item.operations[0]].phase
             # A bias, or the missing input gradient of a first layer, does not make a separate kind.
             products = [shape for shape in item.shapes if operation_spec(shape.operation).units == "tensor"]
-            names = {one.operation.partition("_backward")[0] for one in products or item.shapes}
+            names = {shape.operation.partition("_backward")[0] for shape in products or item.shapes}
             dtypes = {
                 "float32" if trace.device == "cpu" and product.dtype == "tf32" else product.dtype
                 for product in products
             }
             kind = f"{'+'.join(sorted(names))} ({', '.join([*sorted(dtypes), phase])})"
-            batches = [batch_shapes([one]) for one in products or item.shapes]
+            batches = [batch_shapes([shape]) for shape in products or item.shapes]
             moved = math.fsum(float(batch.bytes_moved[0]) for batch in batches)
             flops = math.fsum(float(batch.flops[0]) for batch in batches) if products else 0.0
             yield place, item, TimedLayer(kind, moved, 0.0, flops)

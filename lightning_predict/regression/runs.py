@@ -236,9 +236,9 @@ def runs_of_rows(
     if not kept:
         raise MeasurementTableError(f"{source} holds no run that has ended.")
     present = list(dict.fromkeys(column for row in kept for column in row.value))
-    found = _columns(source, present, columns or {}, values or {})
+    mapping = _columns(source, present, columns or {}, values or {})
     default_model = Path(source).name.removesuffix(".gz").removesuffix(".csv")
-    runs = tuple(_run(row, found, values or {}, default_model) for row in kept)
+    runs = tuple(_run(row, mapping, values or {}, default_model) for row in kept)
     return RunTable(runs, notes)
 
 
@@ -263,21 +263,21 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
         field: next((p + name for name in (field, *others) for p in PREFIXES if p + name in present), None)
         for field, others in FIELDS.items()
     }
-    found = {field: columns.get(field) or usual[field] for field in FIELDS if field not in values}
+    mapping = {field: columns.get(field) or usual[field] for field in FIELDS if field not in values}
     timed = "start_time" in present and "end_time" in present
     missing += [
         f"{field!r}"
         for field in REQUIRED
-        if field not in values and not found[field] and (field != "seconds" or not timed)
+        if field not in values and not mapping[field] and (field != "seconds" or not timed)
     ]
-    if not (found.get("gpu") or found.get("gflops") or "gpu" in values or "gflops" in values):
+    if not (mapping.get("gpu") or mapping.get("gflops") or "gpu" in values or "gflops" in values):
         missing.append("'gpu' or 'gflops'")
     if missing:
         raise MeasurementTableError(
             f"{source} has no column {', '.join(missing)}. Name it (columns), or give one value for all runs (values). "
             f"Columns found: {', '.join(present) or 'none'}."
         )
-    return {field: column for field, column in found.items() if column}
+    return {field: column for field, column in mapping.items() if column}
 
 
 def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
@@ -470,9 +470,9 @@ def _trainer_files(path: Path) -> list[Path]:
         return [path] if path.name in (TRAINER_STATE, WANDB_SUMMARY) or path.name.startswith(EVENTS) else []
     patterns = (TRAINER_STATE, WANDB_SUMMARY, f"files/{WANDB_SUMMARY}", f"{EVENTS}*")
     for depth in ("", "*/"):
-        found = [one for pattern in patterns for one in path.glob(depth + pattern) if _is_of_a_run(one)]
-        if found:
-            return sorted(found)
+        files = [file for pattern in patterns for file in path.glob(depth + pattern) if _is_of_a_run(file)]
+        if files:
+            return sorted(files)
     return []
 
 
@@ -509,8 +509,8 @@ def _of_wandb(file: Path) -> dict[str, str]:
         row |= {name: str(known[key]) for key, name in _MACHINE.items() if _is_plain(known.get(key))}
     config = file.with_name("config.yaml")
     if config.is_file():
-        for key, one in read_yaml(config, MeasurementTableError).mapping().items():
-            value = one.get("value") if isinstance(one, dict) else one
+        for key, entry in read_yaml(config, MeasurementTableError).mapping().items():
+            value = entry.get("value") if isinstance(entry, dict) else entry
             if _is_plain(value):
                 row[f"config.{key}"] = str(value)
     return row
@@ -536,8 +536,8 @@ def _of_events(file: Path) -> dict[str, str]:
     events.Reload()
     times: dict[int, float] = {}
     for tag in events.Tags()["scalars"]:
-        for one in events.Scalars(tag):
-            times[one.step] = max(times.get(one.step, -math.inf), one.wall_time)
+        for event in events.Scalars(tag):
+            times[event.step] = max(times.get(event.step, -math.inf), event.wall_time)
     first, last = min(times, default=0), max(times, default=0)
     if first == last:
         raise MeasurementTableError(f"{file} has the scalars of fewer than two steps; expected a training's.")

@@ -174,17 +174,17 @@ def _calibrate_with_kernels(
     read = _unprofiled(trace, replay)
     host_factor, added = (1.0, 0.0) if read is None else read
     replay.add_host_work(added)
-    found = replay.simulate(host_factor=host_factor, steps=1)
+    simulated = replay.simulate(host_factor=host_factor, steps=1)
     running = replay.seconds(host_factor=host_factor)
     step = measured = statistics.median(trace.measured_steps)
     steps = STEADY_STEPS
     if trace.running_step_seconds is None:
         # Each measured step waited for the device at its end. The recording is consistent with any time between the
         # step time of a simulated loop and the time of a single simulated step.
-        isolated_seconds = float(found.seconds[0])
+        isolated_seconds = float(simulated.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= isolated_seconds else (step, 1)
-    is_host_bound = clearly_less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
-    recorded = running if steps > 1 else float(found.seconds[0])
+    is_host_bound = clearly_less(float(simulated.active_with_gaps_seconds[0]), simulated.host_seconds)
+    recorded = running if steps > 1 else float(simulated.seconds[0])
     own_gap = gap
     is_profiled = read is None and has_recorded_launches(trace)
     # A profiler's slowdown is uncertain, so a longer step means a slower host if the host is the bottleneck.
@@ -212,7 +212,7 @@ def _calibrate_with_kernels(
         gap_seconds=own_gap,
         device_factor=min(step / explained, 1.0),
         residual_seconds=max(step - explained, 0.0),
-        device_seconds=float(found.active_with_gaps_seconds[0]),
+        device_seconds=float(simulated.active_with_gaps_seconds[0]),
         added_host_seconds=added,
         running_share=share if share < 1 - NOTICEABLE else 1.0,
         is_host_assumed=is_assumed,

@@ -71,7 +71,7 @@ class Overheads:
 
     def scaled(self, factor: float) -> Overheads:
         """Return the overheads multiplied by `factor`."""
-        return Overheads(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
+        return Overheads(**{overhead.name: getattr(self, overhead.name) * factor for overhead in fields(self)})
 
     def total_seconds(self, *, launches: int) -> float:
         """Sum the host time of one operation, including the gap before it."""

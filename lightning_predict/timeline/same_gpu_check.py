@@ -178,8 +178,8 @@ def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) 
     longest, _ = greatest(zip(known, weights, strict=True), lambda one: one[1] * one[0].predicted_seconds)
     return SameGpuCheck(
         gpu=longest.gpu,
-        measured_seconds=sum(weight * one.measured_seconds for one, weight in zip(known, weights, strict=True)),
-        predicted_seconds=sum(weight * one.predicted_seconds for one, weight in zip(known, weights, strict=True)),
+        measured_seconds=sum(weight * check.measured_seconds for check, weight in zip(known, weights, strict=True)),
+        predicted_seconds=sum(weight * check.predicted_seconds for check, weight in zip(known, weights, strict=True)),
         bound_by=longest.bound_by,
     )
 
@@ -194,23 +194,23 @@ def kinds_note(trace: Trace) -> tuple[str, ...]:
 
 def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> Verdict | None:
     """Average verdicts, weighted by step time. The bottleneck is the one with the larger total time."""
-    found = [
+    verdicts = [
         (step.verdict, weight * step.seconds)
         for step, weight in zip(steps, weights, strict=True)
         if step.verdict is not None
     ]
-    if len(found) < len(steps):
+    if len(verdicts) < len(steps):
         return None
-    total = sum(seconds for _, seconds in found)
+    total = sum(seconds for _, seconds in verdicts)
     if total <= 0:
-        return found[0][0]
-    by_host = sum(seconds for verdict, seconds in found if verdict.bound_by == "host")
-    doubtful = sum(seconds for verdict, seconds in found if verdict.is_doubtful)
-    parts = _mean_shares([verdict.critical_path for verdict, _ in found], [seconds for _, seconds in found])
+        return verdicts[0][0]
+    by_host = sum(seconds for verdict, seconds in verdicts if verdict.bound_by == "host")
+    doubtful = sum(seconds for verdict, seconds in verdicts if verdict.is_doubtful)
+    parts = _mean_shares([verdict.critical_path for verdict, _ in verdicts], [seconds for _, seconds in verdicts])
     return Verdict(
         bound_by="host" if clearly_less(total / 2, by_host) else "device",
-        idle_share=sum(seconds * verdict.idle_share for verdict, seconds in found) / total,
-        gain=sum(seconds * verdict.gain for verdict, seconds in found) / total,
+        idle_share=sum(seconds * verdict.idle_share for verdict, seconds in verdicts) / total,
+        gain=sum(seconds * verdict.gain for verdict, seconds in verdicts) / total,
         critical_path=dict(ordered(parts.items(), lambda part: part[1], reverse=True)),
         is_doubtful=clearly_less(total / 2, doubtful),
     )
@@ -223,6 +223,6 @@ def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]
         return dict(shares[0])
     names = dict.fromkeys(name for share in shares for name in share)
     return {
-        name: sum(weight * one.get(name, 0.0) for one, weight in zip(shares, weights, strict=True)) / total
+        name: sum(weight * share.get(name, 0.0) for share, weight in zip(shares, weights, strict=True)) / total
         for name in names
     }

@@ -409,13 +409,13 @@ class _Segment:
 
 
 def _segments(schedule: LaunchSchedule, timeline: HostTimeline, durations: Array) -> list[_Segment]:
-    found = []
+    segments = []
     operation = kernel = 0
     for operations, kernels, moment in (*timeline.waits, (len(timeline.begins), len(timeline.launched), None)):
         cut = slice(operation, operations), slice(kernel, kernels)
-        found.append(_Segment(*cut, moment, timeline.launched, durations, schedule.streams))
+        segments.append(_Segment(*cut, moment, timeline.launched, durations, schedule.streams))
         operation, kernel = operations, kernels
-    return found
+    return segments
 
 
 @final

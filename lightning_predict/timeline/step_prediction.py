@@ -174,14 +174,14 @@ def predict_steps(
 
     `timed` has rows in the order of `gpus`. The prediction for `origin` is the measured step.
     """
-    found: dict[int, StepPrediction] = {}
-    hosts = [host if is_host_measured else usual_host(host, one) for one in gpus]
+    predictions: dict[int, StepPrediction] = {}
+    hosts = [host if is_host_measured else usual_host(host, gpu) for gpu in gpus]
     for kind in dict.fromkeys(hosts):
-        rows = [row for row, one in enumerate(hosts) if one == kind]
+        rows = [row for row, gpu_host in enumerate(hosts) if gpu_host == kind]
         some = (timed.on(rows), [gpus[row] for row in rows]) if len(rows) < len(gpus) else (timed, gpus)
         steps = _with_host(trace, *some, origin=origin, host=kind, is_host_measured=is_host_measured)
-        found |= dict(zip(rows, steps, strict=True))
-    return tuple(found[row] for row in range(len(gpus)))
+        predictions |= dict(zip(rows, steps, strict=True))
+    return tuple(predictions[row] for row in range(len(gpus)))
 
 
 def _with_host(

@@ -86,10 +86,10 @@ def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: Sim
     names = list(dict.fromkeys(parts))
     owners = np.array([names.index(part) for part in parts], dtype=np.intp)
     spent = summed_by_owner(time, owners, len(names))  # (gpus, parts)
-    found = []
+    decided = []
     for row, seconds in enumerate(step.seconds):
         active, saved = float(step.active_with_gaps_seconds[row]), float(seconds - faster.seconds[row])
-        found.append(
+        decided.append(
             Verdict(
                 bound_by="host" if clearly_less(active, step.host_seconds) else "device",
                 idle_share=_share(float(seconds) - active, float(seconds)),
@@ -97,7 +97,7 @@ def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: Sim
                 critical_path=_shares(names, spent[row]),
             )
         )
-    return tuple(found)
+    return tuple(decided)
 
 
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
@@ -155,7 +155,7 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]
     least = NOTICEABLE * sum(seconds.values())
-    large = sorted(one for one in together if not clearly_less(together[one], least))
+    large = sorted(name for name in together if not clearly_less(together[name], least))
     return ordered(large, together.__getitem__, reverse=True)
 
 
@@ -173,7 +173,7 @@ def _parts(work: Sequence[HostOperation], spent: Array) -> list[str]:
         if operation.module is not None:
             by_module[operation.module] = by_module.get(operation.module, 0.0) + float(share)
     groups = module_groups(by_module)
-    return [f"({one.phase})" if one.module is None else groups[one.module] for one in work]
+    return [f"({operation.phase})" if operation.module is None else groups[operation.module] for operation in work]
 
 
 def _share(part: float, whole: float) -> float:

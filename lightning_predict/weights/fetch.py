@@ -194,7 +194,7 @@ def _reason(error: Exception) -> str:
         return "its certificate is not valid, or the encryption failed"
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy failed"
-    names = {type(one).__name__ for one in _chain(error)}
+    names = {type(cause).__name__ for cause in _chain(error)}
     if isinstance(error, requests.Timeout) or any("Timeout" in name for name in names):
         return "it timed out"
     if isinstance(error, requests.ConnectionError):
@@ -203,8 +203,8 @@ def _reason(error: Exception) -> str:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and len(found) < 10:
-        found.append(error)
+    errors: list[BaseException] = []
+    while error is not None and len(errors) < 10:
+        errors.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return errors

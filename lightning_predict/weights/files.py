@@ -84,7 +84,7 @@ def write_weights(weights: GpuWeights, path: Path) -> None:
         "families": families,
     }
     if weights.factors:  # absent in files of earlier releases
-        header["factors"] = {key: asdict(one) for key, one in weights.factors.items()}
+        header["factors"] = {key: asdict(factor) for key, factor in weights.factors.items()}
     content = safetensors.numpy.save(tensors, {METADATA_KEY: json.dumps(header, sort_keys=True)})
     path.write_bytes(content)
 
@@ -124,7 +124,7 @@ def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
         header.member("recipe").text(),
         header.member("seed").integer(),
         tuple(source.text() for source in header.member("sources").items()),
-        {key: _factor(one) for key, one in header.optional("factors", Checked.members, {}).items()},
+        {key: _factor(factor) for key, factor in header.optional("factors", Checked.members, {}).items()},
     )
 
 
@@ -134,8 +134,8 @@ def _join_bytes(tensors: _Tensors, path: Path | str) -> None:
         {key.removeprefix(f"{part}/"): tensors.pop(key) for key in sorted(tensors) if key.startswith(f"{part}/")}
         for part in _BYTES
     )
-    if {(key, one.dtype, one.shape) for key, one in low.items()} != {
-        (key, np.dtype(np.uint8), one.shape) for key, one in high.items()
+    if {(key, array.dtype, array.shape) for key, array in low.items()} != {
+        (key, np.dtype(np.uint8), array.shape) for key, array in high.items()
     }:
         raise _unusable(path, "the low and the high bytes of its weights are not of the same shapes")
     tensors |= {key: np.stack((low[key], high[key]), -1).view(np.float16)[..., 0] for key in low}

@@ -202,8 +202,8 @@ def load_weights(
             f"Of the cache of weights, {len(damaged)} file(s) could not be used ({damaged[0]}); others took their "
             "place. Delete that folder, or load again from its address."
         )
-    found = {name: weights for name, weights in own.items() if weights is not None}
-    return LoadedWeights(base, found, tuple(notes))
+    loaded = {name: weights for name, weights in own.items() if weights is not None}
+    return LoadedWeights(base, loaded, tuple(notes))
 
 
 def read_manifest(folder: Path) -> Manifest | None:

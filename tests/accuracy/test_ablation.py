@@ -34,7 +34,7 @@ def test_each_listed_constant_exists_and_has_an_effect() -> None:
 
 def empirical_constants() -> set[tuple[str, str]]:
     """Constants of the kernels whose own docstring says that they were measured, fitted or assumed."""
-    found = set()
+    constants = set()
     for path in (ROOT / PACKAGE / "kernels").rglob("*.py"):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for statement, after in pairwise(body):
@@ -44,8 +44,8 @@ def empirical_constants() -> set[tuple[str, str]]:
                 value, text = statement.value.value, str(after.value.value)
                 if isinstance(value, float) and any(origin in text for origin in ORIGINS):
                     module = ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts)
-                    found.add((module, ast.unparse(statement.target)))
-    return found
+                    constants.add((module, ast.unparse(statement.target)))
+    return constants
 
 
 def test_every_empirical_constant_of_the_kernels_is_a_row() -> None:
@@ -56,7 +56,7 @@ def test_every_empirical_constant_of_the_kernels_is_a_row() -> None:
 
 def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
     """SINGLE_RATE is the share of TF32 at which fused attention in float32 runs; its neutral value is a third."""
-    (rate,) = (one for one in read_constants() if one.name == "SINGLE_RATE")
+    (rate,) = (constant for constant in read_constants() if constant.name == "SINGLE_RATE")
 
     def seconds() -> float:
         own = lp.operator_seconds(

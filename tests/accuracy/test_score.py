@@ -42,7 +42,7 @@ def test_scores_equal_predict_for_each_gpu_and_quantity() -> None:
     scored, unscored = score(cases)
     predicted = lp.predict(record(), ["T4", "L4"], history=False)
     assert unscored == []
-    assert [one.predicted[1] for one in scored] == [
+    assert [row.predicted[1] for row in scored] == [
         predicted["T4"].iteration_seconds,
         predicted["L4"].iteration_seconds,
         predicted["T4"].memory.reserved.middle,  # type: ignore[union-attr]
@@ -57,9 +57,9 @@ def test_figure_of_several_steps_is_their_sum() -> None:
 
 def test_strategy_and_release_reach_the_prediction() -> None:
     eight = replace(CASE, gpu="8xA100-SXM-80GB", strategy="fsdp", release="2.4")
-    (one,), _ = score([eight])
+    (row,), _ = score([eight])
     expected = lp.predict(record(), ["8xA100-SXM-80GB"], strategy="fsdp", release="2.4", history=False)
-    assert one.predicted[1] == expected["8xA100-SXM-80GB"].iteration_seconds
+    assert row.predicted[1] == expected["8xA100-SXM-80GB"].iteration_seconds
 
 
 def test_compiled_step_of_one_gpu_is_faster() -> None:
@@ -74,7 +74,7 @@ def test_a_case_that_cannot_be_predicted_has_its_reason() -> None:
     cases = [replace(CASE, gpu="T5"), replace(CASE, step=Step(name="none", record=fail))]
     scored, unscored = score(cases)
     assert scored == []
-    assert [one.reason.partition(":")[0] for one in unscored] == ["UnknownGpuError", "not recorded"]
+    assert [row.reason.partition(":")[0] for row in unscored] == ["UnknownGpuError", "not recorded"]
 
 
 def test_summary_lists_the_worst_source_first_and_all_without_chosen_cases() -> None:

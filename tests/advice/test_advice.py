@@ -78,7 +78,7 @@ def test_text_json_and_loggers_have_the_same_gains(advice: lp.Advice) -> None:
     half = known(advice["bf16-mixed"].gain)
     assert advice.metrics()["predict/advice/bf16-mixed/gain"] == half.middle
     read = json.loads(advice.to_json())
-    assert {one["name"]: one for one in read["changes"]}["bf16-mixed"]["gain"]["middle"] == half.middle
+    assert {change["name"]: change for change in read["changes"]}["bf16-mixed"]["gain"]["middle"] == half.middle
     text = str(advice)
     assert 'Trainer(precision="bf16-mixed")' in text
     assert "Worth testing (simulated; under ten pairs)" in text
@@ -237,7 +237,7 @@ def test_disallowed_changes_are_listed_last() -> None:
 
     step = trained(4096)
     plain, every = (lp.advise(step, ["L4"], allow=words) for words in (["numerics"], ["numerics", "digits"]))
-    assert [CHANGES[one.name].kind for one in numbered(plain)].index("amp") == 0
+    assert [CHANGES[change.name].kind for change in numbered(plain)].index("amp") == 0
     gains = [one.gain.middle for one in numbered(every) if one.gain is not None and CHANGES[one.name].kind != "batch"]
     assert gains == sorted(gains, reverse=True)
 
@@ -270,8 +270,8 @@ def test_each_accumulated_batch_waits_for_the_loader() -> None:
 
 
 def test_html_folds_changes_that_do_not_apply() -> None:
-    found = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
-    shown, fold = found.to_html().split("<details>", 1)
+    advised = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
+    shown, fold = advised.to_html().split("<details>", 1)
     assert "Not applicable" not in shown
     assert "Not applicable" in fold.split("</details>")[0]
     assert "Where it goes" in fold.split("</details>")[1]

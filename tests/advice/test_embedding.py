@@ -64,8 +64,8 @@ def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(s
 
 def test_fused_tables_are_faster(step: Trace) -> None:
     plain, fused = (
-        lp.predict(one, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"].device_seconds
-        for one in (step, with_fused_tables(step))
+        lp.predict(trace, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"].device_seconds
+        for trace in (step, with_fused_tables(step))
     )
     assert fused < plain
 

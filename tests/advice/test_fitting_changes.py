@@ -126,7 +126,7 @@ def test_8_bit_state_needs_the_memory_of_a_recorded_8_bit_optimizer_and_fits_whe
     # 4 x 8 x 6,144 squared parameters: 4.83 GB each of weights and gradients, and 9.66 or 2.42 GB of state.
     step = partial(step_of_blocks, width=6144, samples=1)
     recorded, assumed = (
-        step_memory(one) for one in (step(optimizer_class=BlockwiseAdamW), with_eight_bit_state(step()))
+        step_memory(trace) for trace in (step(optimizer_class=BlockwiseAdamW), with_eight_bit_state(step()))
     )
     need = known(assumed).bytes_on(gpu("RTX-3090"))
     assert need == pytest.approx(known(recorded).bytes_on(gpu("RTX-3090")), rel=0.01)

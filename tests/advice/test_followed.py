@@ -38,15 +38,15 @@ def as_profiled(trace: Trace) -> Trace:
 
     operations = tuple(
         replace(
-            one,
+            recorded,
             outputs=(),
             module=None,
-            inputs=tuple(replace(tensor, id=None, device="cuda") for tensor in one.inputs),
+            inputs=tuple(replace(tensor, id=None, device="cuda") for tensor in recorded.inputs),
             kernels=(kernel(number),),
             host_start_seconds=60e-6 * number,
             host_seconds=20e-6,
         )
-        for number, one in enumerate(operation for operation in trace.operations if operation.phase != "optimizer")
+        for number, recorded in enumerate(operation for operation in trace.operations if operation.phase != "optimizer")
     )
     step = replace(trace, operations=operations, device="cuda", recorder="profiler", gpu_reported_name=REPORTED)
     return replace(step, step_seconds=(60e-6 * len(operations),), parameters=())
@@ -62,7 +62,7 @@ def test_profile_gets_tensors_and_modules_from_a_capture(captured: Trace) -> Non
     married = with_data_flow(profile, captured)
     forward = [operation for operation in captured.operations if operation.phase != "optimizer"]
     assert [operation.outputs != () for operation in married.operations] == [one.outputs != () for one in forward]
-    assert [operation.module for operation in married.operations] == [one.module for one in forward]
+    assert [operation.module for operation in married.operations] == [operation.module for operation in forward]
     assert married.kernels == profile.kernels
     assert married.parameters == captured.parameters
 
@@ -101,7 +101,7 @@ def test_measured_memory_scales_with_derived_memory() -> None:
     large = trained(8192)
     followed = with_data_flow(as_profiled(large), large)
     measured = replace(followed, memory=replace(followed.memory, reserved_bytes=10**10))
-    fresh = [CHANGES["checkpointing"].apply(one, Assumptions())[0].memory for one in (followed, measured)]
+    fresh = [CHANGES["checkpointing"].apply(trace, Assumptions())[0].memory for trace in (followed, measured)]
     assert fresh[0].reserved_bytes is None
     assert fresh[1].reserved_bytes is not None
     assert 0 < fresh[1].reserved_bytes < 10**10

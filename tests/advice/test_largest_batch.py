@@ -43,28 +43,28 @@ def largest(trace: Trace, name: str = "L4") -> LargestBatch:
 
 
 def test_largest_batch_fills_the_memory_that_the_model_leaves() -> None:
-    found = largest(kept())
+    batch = largest(kept())
     # Weight, gradient and hidden; 2 MiB hold the batches, cuBLAS has two workspaces of 8.125 MiB. An L4's 24 GiB, less
     # ECC and the driver (1/16, 3 %), less 800 MiB of context. With an even chance, a step needs 5.7 % more than that:
     # the geometric mean of 0.86 and 1.3, as its weights are bytes, which may hold two values of 4 bits.
     spare = (24 * 1024 * (15 / 16) * 0.97 - 800) / 1.057 - 2 - 2 * 8.125 - 2 * 1024
-    assert found.batch_size_at_50_percent == pytest.approx(spare / 100, rel=1 / 64)
-    assert (found.batch_size or 0) < (found.batch_size_at_50_percent or 0)
-    assert found.sentence == (
-        f"Largest batch on the L4: {found.batch_size} samples ({found.fit_probability:.0%}); "
-        f"{found.batch_size_at_50_percent} have an even chance."
+    assert batch.batch_size_at_50_percent == pytest.approx(spare / 100, rel=1 / 64)
+    assert (batch.batch_size or 0) < (batch.batch_size_at_50_percent or 0)
+    assert batch.sentence == (
+        f"Largest batch on the L4: {batch.batch_size} samples ({batch.fit_probability:.0%}); "
+        f"{batch.batch_size_at_50_percent} have an even chance."
     )
 
 
 @pytest.mark.parametrize("name", ["T4", "L4", "H100-SXM-80GB"])
 def test_probability_falls_below_90_percent_at_the_next_size(name: str) -> None:
     scaled, layout = ScaledMemory(kept()), layout_of(name)
-    found = largest(kept(), name)
-    assert found.batch_size is not None
-    further = found.batch_size + max(found.batch_size // 64, 1)
-    chances = [scaled.need(size, layout, Strategy()).fit_probability or 0 for size in (found.batch_size, further)]
+    batch = largest(kept(), name)
+    assert batch.batch_size is not None
+    further = batch.batch_size + max(batch.batch_size // 64, 1)
+    chances = [scaled.need(size, layout, Strategy()).fit_probability or 0 for size in (batch.batch_size, further)]
     assert chances[0] >= 0.9 > chances[1]
-    assert found.fit_probability == chances[0]
+    assert batch.fit_probability == chances[0]
 
 
 @pytest.mark.parametrize("recorded", [1, 3, 500])
@@ -80,9 +80,9 @@ def test_gradient_buckets_of_ddp_reduce_the_largest_batch() -> None:
 
 def test_no_batch_fits_if_the_model_alone_is_too_large() -> None:
     huge = replace(kept(), memory=replace(kept().memory, optimizer_state_bytes=100 * GIBIBYTE))
-    (found,) = largest_batches(huge, ["L4"])
-    assert (found.batch_size, found.batch_size_at_50_percent, found.samples_per_second) == (None, None, None)
-    assert found.sentence == "Largest batch on the L4: not even one sample fits with a chance of 90%."
+    (batch,) = largest_batches(huge, ["L4"])
+    assert (batch.batch_size, batch.batch_size_at_50_percent, batch.samples_per_second) == (None, None, None)
+    assert batch.sentence == "Largest batch on the L4: not even one sample fits with a chance of 90%."
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_no_batch_fits_if_the_model_alone_is_too_large() -> None:
 def test_one_sample_is_singular_and_an_even_chance_contradicts_no_fit(
     safe: int | None, even: int, sentence: str
 ) -> None:
-    found = LargestBatch(
+    batch = LargestBatch(
         gpu="L4", batch_size=safe, fit_probability=0.98, memory_bytes=None, batch_size_at_50_percent=even
     )
-    assert found.sentence == f"Largest batch on the L4: {sentence}"
+    assert batch.sentence == f"Largest batch on the L4: {sentence}"
 
 
 def test_measured_peak_corrects_all_batch_sizes() -> None:
@@ -146,11 +146,11 @@ def test_memory_never_shrinks_with_a_larger_batch() -> None:
 
 def test_largest_batch_has_the_speed_and_cost_of_its_step() -> None:
     recorded = trained(256)
-    (found,) = largest_batches(recorded, ["T4"], usd_per_hour=3.6)
-    assert found.batch_size is not None
-    step = lp.predict(with_samples(recorded, found.batch_size), ["T4"], history=False)["T4"]
-    assert found.step_seconds == pytest.approx(step.iteration_seconds)
-    assert found.samples_per_second == pytest.approx(found.batch_size / step.iteration_seconds)
+    (batch,) = largest_batches(recorded, ["T4"], usd_per_hour=3.6)
+    assert batch.batch_size is not None
+    step = lp.predict(with_samples(recorded, batch.batch_size), ["T4"], history=False)["T4"]
+    assert batch.step_seconds == pytest.approx(step.iteration_seconds)
+    assert batch.samples_per_second == pytest.approx(batch.batch_size / step.iteration_seconds)
     # $3.6 an hour are $0.001 a second.
-    assert found.usd_per_million_samples == pytest.approx(1e6 / (found.samples_per_second or 1) * 0.001)
-    assert found.offer == "your own price"
+    assert batch.usd_per_million_samples == pytest.approx(1e6 / (batch.samples_per_second or 1) * 0.001)
+    assert batch.offer == "your own price"

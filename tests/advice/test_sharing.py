@@ -32,10 +32,10 @@ def test_accumulation_saves_updates_and_gradient_exchanges() -> None:
     """Of n batches an update, n - 1 updates are saved."""
     step = trained(256)
     told = lp.advise(step, ["L4"])
-    one, both = (lp.predict(step, ["L4"], strategy=name)["L4"] for name in ("ddp", "accumulate=2"))
-    share = one.step.optimizer_seconds / one.device_seconds
+    plain, both = (lp.predict(step, ["L4"], strategy=name)["L4"] for name in ("ddp", "accumulate=2"))
+    share = plain.step.optimizer_seconds / plain.device_seconds
     assert 0.1 < share < 0.9
-    assert both.iteration_seconds == pytest.approx(one.iteration_seconds * (2 - share))
+    assert both.iteration_seconds == pytest.approx(plain.iteration_seconds * (2 - share))
     assert told["accumulation"].simulated_gain == pytest.approx(2 / (2 - share))
     several = lp.advise(step, ["8xL4"])
     assert known(several["accumulation"].simulated_gain) > 1

@@ -111,7 +111,7 @@ class FakeDevice:
         if not self.loses_kernels:
             return copy.copy(self.document)
         events = [*self._warm_up_events(), *self.document["traceEvents"]]
-        kernels = sorted((one for one in events if one.get("cat") == "kernel"), key=lambda one: float(one["ts"]))
+        kernels = sorted((event for event in events if event.get("cat") == "kernel"), key=lambda one: float(one["ts"]))
         lost = set(map(id, kernels[: self.recorded]))
         return {**self.document, "traceEvents": [event for event in events if id(event) not in lost]}
 

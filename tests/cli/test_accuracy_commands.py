@@ -69,9 +69,9 @@ def test_restricted_and_fitted_sources_are_marked(cases: tuple[PublishedCase, ..
 def test_cases_of_other_kinds_add_a_note(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1")
     assert "No published step is of this kind of model: these are of other kinds." in ran.out
-    found = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1", "--json").json
-    assert (found["gpu"], found["kind"], len(found["cases"])) == ("T4", "recommender", 1)
-    assert found["cases"][0]["absolute_error"] == 0.12
+    answer = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1", "--json").json
+    assert (answer["gpu"], answer["kind"], len(answer["cases"])) == ("T4", "recommender", 1)
+    assert answer["cases"][0]["absolute_error"] == 0.12
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ def test_missing_option_is_an_error(words: list[str], message: str, run: Run) ->
 
 
 def test_shipped_cases_match_an_example(run: Run) -> None:
-    found = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "A100-SXM-80GB", "--json").json
-    assert {case["kind"] for case in found["cases"]} == {"language model"}
-    assert found["cases"][0]["gpu"] == "A100-SXM-80GB"
+    answer = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "A100-SXM-80GB", "--json").json
+    assert {case["kind"] for case in answer["cases"]} == {"language model"}
+    assert answer["cases"][0]["gpu"] == "A100-SXM-80GB"

@@ -46,30 +46,30 @@ def test_predict_prints_table_and_ranking(trace: Path, run: Run) -> None:
 
 
 def test_predict_compares_all_priced_gpus_by_default(trace: Path, run: Run) -> None:
-    found = run("predict", trace, "--json").json
+    answer = run("predict", trace, "--json").json
     expected = {layout.name for layout in layouts_to_predict("all")}
-    assert {one["gpu"] for one in found["predictions"]} == expected
-    assert found["ranking"]["compared"] == len(expected)
-    costs = [one["usd_per_hour"] * one["cycle_seconds"] for one in found["predictions"]]
+    assert {prediction["gpu"] for prediction in answer["predictions"]} == expected
+    assert answer["ranking"]["compared"] == len(expected)
+    costs = [prediction["usd_per_hour"] * prediction["cycle_seconds"] for prediction in answer["predictions"]]
     assert costs == pytest.approx(sorted(costs))  # the step fits everywhere
 
 
 def test_number_of_gpus_may_follow_the_name(trace: Path, run: Run) -> None:
-    found = run("predict", "--gpus", "L4,T4x8", trace, "--iterations", "1000", "--json").json
-    assert [one["gpu"] for one in found["predictions"]] == ["L4", "8xT4"]
+    answer = run("predict", "--gpus", "L4,T4x8", trace, "--iterations", "1000", "--json").json
+    assert [prediction["gpu"] for prediction in answer["predictions"]] == ["L4", "8xT4"]
 
 
 def test_predict_takes_a_group_and_some_providers(trace: Path, run: Run, profile: Profile) -> None:
     some = profile('prices.providers = ["hyperscaler", "Lambda"]')
-    found = run("predict", trace, "--gpus", "datacenter", "--profile", some, "--json").json
-    assert {"T4", "A100-SXM-40GB"} <= {one["gpu"] for one in found["predictions"]}
-    assert not any(one["gpu"].startswith("RTX-4090") for one in found["predictions"])
-    providers = {one["offer"].split()[0] for one in found["predictions"]}
+    answer = run("predict", trace, "--gpus", "datacenter", "--profile", some, "--json").json
+    assert {"T4", "A100-SXM-40GB"} <= {prediction["gpu"] for prediction in answer["predictions"]}
+    assert not any(prediction["gpu"].startswith("RTX-4090") for prediction in answer["predictions"])
+    providers = {prediction["offer"].split()[0] for prediction in answer["predictions"]}
     assert providers <= {"AWS", "Azure", "GCP", "Oracle", "Lambda"}
     refused = run("predict", trace, "--profile", profile('prices.providers = ["Nobody"]')).err
     assert "providers='Nobody' has no offer here; expected some of marketplace, specialised" in refused
-    assert found["ranking"]["per_iteration"] is True
-    assert found["written"] == []
+    assert answer["ranking"]["per_iteration"] is True
+    assert answer["written"] == []
 
 
 def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> None:
@@ -84,8 +84,8 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
 
 def test_prices_by_name_equal_those_in_python(trace: Path, run: Run) -> None:
     words = ("predict", trace, "--gpus", "L4,H100,T4,2xL4", "--iterations", "1000", "--json", "--usd-per-hour")
-    found = run(*words, "L4=0.5,H100=2,2xL4=0.7").json["predictions"]
-    prices = {one["gpu"]: one["usd_per_hour"] for one in found}
+    predictions = run(*words, "L4=0.5,H100=2,2xL4=0.7").json["predictions"]
+    prices = {prediction["gpu"]: prediction["usd_per_hour"] for prediction in predictions}
     assert prices.pop("T4") != 0.5  # a listed price
     assert prices == {"L4": 0.5, "H100-SXM-80GB": 2, "2xL4": 0.7}
 
@@ -137,14 +137,14 @@ def test_predict_writes_all_output_formats(trace: Path, run: Run, tmp_path: Path
     energy = profile("energy.grid = 400")
     words = ["predict", trace, "--gpus", "T4,A10G", "--iterations", "1000", "--profile", energy, "--json"]
     html, markdown, sky = (tmp_path / name for name in ("r.html", "r.md", "t.yaml"))
-    found = run(*words, "--output", f"{html}, {markdown},{sky}").json
-    assert found["written"] == [str(html), str(markdown), str(sky)]
+    answer = run(*words, "--output", f"{html}, {markdown},{sky}").json
+    assert answer["written"] == [str(html), str(markdown), str(sky)]
     assert html.read_text().startswith("<!doctype html>")
     assert "cheapest" in markdown.read_text()
     assert "| CO2 (kg) |" in markdown.read_text()
     task = yaml.safe_load(sky.read_text())
-    assert task["resources"]["accelerators"].split(":")[0] == found["ranking"]["cheapest"]
-    t4 = found["energy"]["T4"]
+    assert task["resources"]["accelerators"].split(":")[0] == answer["ranking"]["cheapest"]
+    t4 = answer["energy"]["T4"]
     assert t4["co2_kilograms"] == pytest.approx(t4["kilowatt_hours"] * 0.4)
     frankfurt = profile("energy.grid = 'frankfurt'")
     shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--profile", frankfurt).out
@@ -188,11 +188,11 @@ PRICES = """\
 def test_price_file_keeps_listed_prices_of_other_gpus(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
     prices = profile("[prices]\nfile = 'prices.yaml'\nregion = 'here'")
-    found = run("predict", trace, "--gpus", "T4,L4", "--profile", prices, "--json").json
-    t4, l4 = found["predictions"]
+    answer = run("predict", trace, "--gpus", "T4,L4", "--profile", prices, "--json").json
+    t4, l4 = answer["predictions"]
     assert (t4["usd_per_hour"], t4["offer"]) == (0.04, "Us node (2026-11-01)")
     assert l4["offer"] is not None
-    assert found["ranking"]["cheapest"] == "T4"
+    assert answer["ranking"]["cheapest"] == "T4"
 
 
 @pytest.mark.parametrize("option", ["spot = true", "--usd-per-hour=spot"])
@@ -203,10 +203,10 @@ def test_spot_prices_add_a_note_on_interruptions(
     is_option = option.startswith("--")
     prices = profile("[prices]\nfile = 'prices.yaml'\n" + ("" if is_option else option))
     words = ("predict", trace, "--gpus", "T4", "--profile", prices, *([option] if is_option else []))
-    found = run(*words, "--json").json
-    assert found["predictions"][0]["usd_per_hour"] == 0.01
-    assert "spot" in found["predictions"][0]["offer"]
-    assert found["notes"][-1] == (
+    answer = run(*words, "--json").json
+    assert answer["predictions"][0]["usd_per_hour"] == 0.01
+    assert "spot" in answer["predictions"][0]["offer"]
+    assert answer["notes"][-1] == (
         "Spot machines may be interrupted; lost work is not included here. "
         "`lightning-predict parallel --spot --mtbf-hours` includes it."
     )
@@ -322,9 +322,9 @@ def test_output_file_has_the_form_of_its_suffix(trace: Path, run: Run, tmp_path:
     page = (tmp_path / "r.html").read_text()
     assert "<svg" in page
     assert page.index("All GPUs") < page.index("What to change first") < page.index("Where it goes")
-    found = run("predict", trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
-    assert found["written"] == [str(tmp_path / "r.md")]
-    assert found["energy"].keys() == {"T4"}
+    answer = run("predict", trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
+    assert answer["written"] == [str(tmp_path / "r.md")]
+    assert answer["energy"].keys() == {"T4"}
 
 
 def test_gpus_lists_all(run: Run) -> None:
@@ -356,9 +356,9 @@ def test_gpus_shows_sources_of_one_gpu(run: Run) -> None:
 
 
 def test_offers_lists_and_filters(run: Run) -> None:
-    found = run("offers", "--json").json["offers"]
-    assert len(found) > 150
-    assert len(found) <= len(load_offers())
+    offers = run("offers", "--json").json["offers"]
+    assert len(offers) > 150
+    assert len(offers) <= len(load_offers())
     l4 = run("offers", "--gpu", "nvidia-l4", "--json").json["offers"]
     assert {offer["gpu"] for offer in l4} == {"L4"}
     per_gpu = [offer["usd_per_hour"] / offer["num_gpus"] for offer in l4]
@@ -422,13 +422,13 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
     jobs = tmp_path / "jobs.yaml"
     jobs.write_text(JOBS)
     (tmp_path / "run.json.gz").write_bytes(trace.read_bytes())
-    found = run("plan", jobs, "--method", "edf", "--json").json
+    answer = run("plan", jobs, "--method", "edf", "--json").json
     hours = {
-        segment["job"]: (segment["end_seconds"] - segment["start_seconds"]) / 3600 for segment in found["segments"]
+        segment["job"]: (segment["end_seconds"] - segment["start_seconds"]) / 3600 for segment in answer["segments"]
     }
     assert set(hours) == {"stated", "recorded"}
     assert hours["stated"] in (pytest.approx(4.0), pytest.approx(2.2))
-    (chosen,) = (segment for segment in found["segments"] if segment["job"] == "recorded")
+    (chosen,) = (segment for segment in answer["segments"] if segment["job"] == "recorded")
     layout = f"{chosen['num_gpus']}xA10"
     (predicted,) = run("predict", trace, "--gpus", layout, "--iterations", "1000", "--json").json["predictions"]
     assert hours["recorded"] == pytest.approx(predicted["total_seconds"] / 3600)
@@ -448,9 +448,9 @@ def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path
 
 def test_quick_measurement_writes_a_profile(run: Run, tmp_path: Path) -> None:
     words = ("measure", tmp_path / "tables", "--quick", "--device", "cpu", "--gpu", "L4")
-    found = run(*words, "--json").json
-    assert found["name"] == "L4"
-    assert found["figures"][0]["name"] == "float32 products"
+    answer = run(*words, "--json").json
+    assert answer["name"] == "L4"
+    assert answer["figures"][0]["name"] == "float32 products"
     out = run(*words).out
     assert "assumed before" in out
     assert f"predict --gpus L4 --profile {tmp_path / 'tables' / 'anchors.toml'}" in out
@@ -462,12 +462,12 @@ def test_quick_measurement_writes_a_profile(run: Run, tmp_path: Path) -> None:
 def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "time_call", partial(time_call, replays=1))
     words = ["--device", "cpu", "--operations", "softmax, add", "--dtypes", "float32", "--problems", "2"]
-    found = run("measure", tmp_path / "tables", *words, "--json").json
-    assert [Path(file).name for file in found["files"]] == ["own_softmax.csv.gz", "own_add.csv.gz"]
-    assert all(Path(file).exists() for file in found["files"])
+    answer = run("measure", tmp_path / "tables", *words, "--json").json
+    assert [Path(file).name for file in answer["files"]] == ["own_softmax.csv.gz", "own_add.csv.gz"]
+    assert all(Path(file).exists() for file in answer["files"])
     out = run("measure", tmp_path / "more", *words).out
-    assert out.startswith(f"{found['rows']} rows in 2 tables in {tmp_path / 'more'}.")
-    assert f"train ignores {found['rows']} rows that were timed without a CUDA graph. First: " in out
+    assert out.startswith(f"{answer['rows']} rows in 2 tables in {tmp_path / 'more'}.")
+    assert f"train ignores {answer['rows']} rows that were timed without a CUDA graph. First: " in out
     again = run("measure", tmp_path / "more", *words).out
     assert again.startswith("0 rows in 2 tables")
     assert "An earlier run measured " in again
@@ -498,8 +498,8 @@ def test_predict_reads_weights_of_train(
     assert "T4: matmul_single" in ran.err  # progress does not mix with the JSON
     assert "mean error before" in run("train", tables, "--output", weights).out
     own = profile(f"weights = '{weights}'")
-    found = run("predict", trace, "--gpus", "T4", "--profile", own, "--json").json
-    assert found["predictions"][0]["coverage"]["mlp"] > 0
+    answer = run("predict", trace, "--gpus", "T4", "--profile", own, "--json").json
+    assert answer["predictions"][0]["coverage"]["mlp"] > 0
     assert "No table of yours" in run("train", tmp_path / "nothing").err
 
 
@@ -509,9 +509,9 @@ def test_cache_lists_and_clears_downloads(run: Run, tmp_path: Path) -> None:
     folder = Path(run("cache", "--folder", tmp_path, "--json").json["folder"])
     publish(folder, "base", "T4")
     (folder / "notes.txt").write_text("not ours")
-    found = run("cache", "--folder", tmp_path, "--json").json
-    assert set(found["files"]) == {"T4.safetensors", "base.safetensors", "manifest.json"}
-    assert found["bytes"] == sum(path.stat().st_size for path in folder.iterdir()) - len("not ours")
+    answer = run("cache", "--folder", tmp_path, "--json").json
+    assert set(answer["files"]) == {"T4.safetensors", "base.safetensors", "manifest.json"}
+    assert answer["bytes"] == sum(path.stat().st_size for path in folder.iterdir()) - len("not ours")
     assert "3 files (" in run("cache", "show", "--folder", tmp_path).out
     assert run("cache", "clear", "--folder", tmp_path).out.startswith("Removed 3 files (")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]

@@ -42,9 +42,9 @@ def test_history_compares_runs_with_predictions(file: Path, run: Run) -> None:
     assert "a model without parameters"[:8] + " on 8xL4: -10 % from predictions (1 run)." in lines
     assert lines[-1] == f"From {file}."
     assert "The latest 1 of 3 runs; --count shows more." in run("history", "--count", "1").out
-    found = run("history", "--gpu", "8xL4", "--json").json
-    assert [one["actual_seconds"] for one in found["runs"]] == [90.0]
-    assert found["learnt"][0]["real_over_predicted"] == pytest.approx(0.9)
+    answer = run("history", "--gpu", "8xL4", "--json").json
+    assert [record["actual_seconds"] for record in answer["runs"]] == [90.0]
+    assert answer["learnt"][0]["real_over_predicted"] == pytest.approx(0.9)
 
 
 def test_empty_history_names_its_path(file: Path, run: Run) -> None:

@@ -30,7 +30,7 @@ def test_no_command_prints_foreign_escape_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = tuple(replace(one, module=HOSTILE) for one in example_trace().operations)
+    named = tuple(replace(operation, module=HOSTILE) for operation in example_trace().operations)
     replace(example_trace(), operations=named).save("t.json")
     text = yaml.safe_dump(HOSTILE).strip()
     Path("o.yaml").write_text(

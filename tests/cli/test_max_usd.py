@@ -16,7 +16,7 @@ WORKFLOW = ROOT / "examples" / "predict_cost.yml"
 
 def test_the_exit_code_is_1_above_the_limit(trace: Path, run: Run, tmp_path: Path) -> None:
     words = ("predict", trace, "--gpus", "T4,L4", "--iterations", "1e8", "--usd-per-hour", "1")
-    cost = min(one["cost_usd"] for one in run(*words, "--json").json["predictions"])
+    cost = min(prediction["cost_usd"] for prediction in run(*words, "--json").json["predictions"])
     assert run(*words, "--max-usd", f"{cost * 1.01:.6f}").code == 0
     ran = run(*words, "--max-usd", f"{cost * 0.99:.6f}", "--output", tmp_path / "cost.md")
     assert ran.code == 1
@@ -46,8 +46,8 @@ def test_unknown_cost_exceeds_any_limit(trace: Path, run: Run) -> None:
 
 @pytest.fixture
 def workflow() -> dict[Any, Any]:
-    found: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    return found
+    document: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    return document
 
 
 def test_workflow_is_valid_for_github_actions(workflow: dict[Any, Any]) -> None:

@@ -34,16 +34,16 @@ def test_parallel_equals_best_layouts(gpt: Path, run: Run) -> None:
     assert head.split() == "step (90 %) tokens/s tokens/$ total cost GiB bound by strategy".split()
     assert len(rows) == 3
     assert notes.startswith("Of the first:\n")
-    found = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)
-    assert [row.split()[-1] for row in rows] == [one.strategy.name for one in found]
-    assert [one.seconds_per_batch for one in found] == sorted(one.seconds_per_batch for one in found)
+    layouts = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)
+    assert [row.split()[-1] for row in rows] == [layout.strategy.name for layout in layouts]
+    assert [layout.seconds_per_batch for layout in layouts] == sorted(layout.seconds_per_batch for layout in layouts)
     values = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "1", "--json").json
-    assert values[0]["strategy"] == found[0].strategy.name
-    assert values[0]["iteration_seconds"] == pytest.approx(found[0].prediction.iteration_seconds)
+    assert values[0]["strategy"] == layouts[0].strategy.name
+    assert values[0]["iteration_seconds"] == pytest.approx(layouts[0].prediction.iteration_seconds)
     # What predict says of the same strategy.
-    same = lp.predict(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], strategy=found[0].strategy, history=False)
-    assert same["4xH100-SXM-80GB"].iteration_seconds == pytest.approx(found[0].prediction.iteration_seconds)
-    assert same["4xH100-SXM-80GB"].memory_bytes == pytest.approx(found[0].prediction.memory_bytes)
+    same = lp.predict(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], strategy=layouts[0].strategy, history=False)
+    assert same["4xH100-SXM-80GB"].iteration_seconds == pytest.approx(layouts[0].prediction.iteration_seconds)
+    assert same["4xH100-SXM-80GB"].memory_bytes == pytest.approx(layouts[0].prediction.memory_bytes)
 
 
 def test_iterations_are_steps_of_the_global_batch(gpt: Path, run: Run) -> None:
@@ -53,17 +53,17 @@ def test_iterations_are_steps_of_the_global_batch(gpt: Path, run: Run) -> None:
         "A step is the global batch, 64 samples of 128 tokens; 1,000 of them in all. Micro-batches are of 8 samples at "
         "most, as recorded. On 4xH100-SXM-80GB ($8.00/h, your own price):"
     )
-    (found,) = run(*words, "--global-batch", "64", "--iterations", "1000", "--json").json
-    assert found["total_seconds"] == pytest.approx(1000 * found["iteration_seconds"], rel=1e-3)
-    assert found["cost_usd"] == pytest.approx(8.0 * found["total_seconds"] / 3600)
+    (entry,) = run(*words, "--global-batch", "64", "--iterations", "1000", "--json").json
+    assert entry["total_seconds"] == pytest.approx(1000 * entry["iteration_seconds"], rel=1e-3)
+    assert entry["cost_usd"] == pytest.approx(8.0 * entry["total_seconds"] / 3600)
     # 64 samples in a step, and as many tokens for a dollar as the run buys.
-    assert found["samples_per_second"] == pytest.approx(64 / found["iteration_seconds"])
-    assert found["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / found["cost_usd"], rel=1e-3)
+    assert entry["samples_per_second"] == pytest.approx(64 / entry["iteration_seconds"])
+    assert entry["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / entry["cost_usd"], rel=1e-3)
 
 
 def test_one_gpu_has_one_strategy(gpt: Path, run: Run) -> None:
-    (one,) = run("parallel", gpt, "--gpus", "L4", "--json").json
-    assert one["strategy"] == "ddp"
+    (entry,) = run("parallel", gpt, "--gpus", "L4", "--json").json
+    assert entry["strategy"] == "ddp"
     (four,) = run("parallel", gpt, "--gpus", "L4", "--global-batch", "32", "--json").json
     assert four["strategy"] == "ddp,accumulate=4"
     ran = run("parallel", gpt, "--gpus", "L4", "--max-micro-batch", "2")
@@ -109,8 +109,8 @@ def test_parallel_rejects_invalid_options(gpt: Path, run: Run, words: str, messa
 
 
 def test_machine_takes_numbers_of_gpus(gpt: Path, run: Run) -> None:
-    (one,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--count", "1", "--json").json
-    assert (one["layout"], one["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
+    (entry,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--count", "1", "--json").json
+    assert (entry["layout"], entry["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
     (two,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "16", "--count", "1", "--json").json
     assert two["layout"] == "2x8xA100-SXM-40GB"
     ran = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "12")
@@ -154,9 +154,9 @@ def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path
     page = report.read_text(encoding="utf-8")
     assert "More H100-SXM-80GB" in page
     assert "Samples a second over the number of H100-SXM-80GB" in page
-    found = run(*words[:-2], "--json").json
-    assert [point["gpus"] for point in found["curves"][0]["points"]] == [1, 2, 4, 8]
-    assert found["curves"][0]["points"][0]["efficiency"] == pytest.approx(1.0)
+    answer = run(*words[:-2], "--json").json
+    assert [point["gpus"] for point in answer["curves"][0]["points"]] == [1, 2, 4, 8]
+    assert answer["curves"][0]["points"][0]["efficiency"] == pytest.approx(1.0)
     few = run("curve", gpt, "--gpus", "2xH100-SXM-80GB")
     assert few.code == 2
     assert "makes no curve of 2 layout(s); name a layout of four GPUs or more" in few.err

@@ -34,21 +34,21 @@ def test_the_table_of_predictions(table: Path, run: Run, golden: Callable[[str, 
 
 
 def test_predictions_as_json(table: Path, run: Run) -> None:
-    found = run("regress", table, "--batch-sizes", "256", "--num-gpus", "8", "--iterations", "100", "--json").json
-    (one,) = found["predictions"]
+    answer = run("regress", table, "--batch-sizes", "256", "--num-gpus", "8", "--iterations", "100", "--json").json
+    (prediction,) = answer["predictions"]
     # 0.02 + 0.001 x 256 + 0.02 x 7/8 seconds an iteration.
-    assert one["seconds"] == pytest.approx(100 * 0.2935)
-    assert one["setting"]["gpu"] == "T4"
-    assert one["notes"] == [
+    assert prediction["seconds"] == pytest.approx(100 * 0.2935)
+    assert prediction["setting"]["gpu"] == "T4"
+    assert prediction["notes"] == [
         "batch size 256 is 4 times the largest of the past runs (64)",
         "number of GPUs 8 is 2 times the largest of the past runs (4)",
     ]
-    assert found["coefficients"] == {
+    assert answer["coefficients"] == {
         "batch_size": pytest.approx(0.001),
         "1 / num_gpus": pytest.approx(-0.02),
     }
-    assert (found["runs"], found["model"]) == (12, "net")
-    assert found["left_out_error"] == pytest.approx(0, abs=1e-9)
+    assert (answer["runs"], answer["model"]) == (12, "net")
+    assert answer["left_out_error"] == pytest.approx(0, abs=1e-9)
 
 
 def test_regression_is_shown_without_settings(table: Path, run: Run) -> None:
@@ -61,25 +61,25 @@ def test_regression_is_shown_without_settings(table: Path, run: Run) -> None:
 def test_columns_values_and_other_gpus(table: Path, run: Run) -> None:
     table.write_text(table.read_text().replace("batch_size", "params.bs").replace("gpu,", "card,", 1))
     words = ["--columns", "batch_size=params.bs", "--values", "gpu=T4", "--batch-sizes", "8", "--num-gpus", "1"]
-    (one,) = run("regress", table, *words, "--gflops", "8141", "--json").json["predictions"]
-    assert one["seconds"] == pytest.approx(2.8)
-    assert one["setting"]["gpu"] is None
+    (prediction,) = run("regress", table, *words, "--gflops", "8141", "--json").json["predictions"]
+    assert prediction["seconds"] == pytest.approx(2.8)
+    assert prediction["setting"]["gpu"] is None
     assert "8.14e+12 FLOP/s" in run("regress", table, *words, "--gflops", "8141").out
 
 
 def test_layout_name_gives_number_of_gpus(table: Path, run: Run) -> None:
-    found = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
-    assert [(one["setting"]["gpu"], one["setting"]["num_gpus"]) for one in found] == [("T4", 4), ("T4", 2)]
+    predictions = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
+    assert [(one["setting"]["gpu"], one["setting"]["num_gpus"]) for one in predictions] == [("T4", 4), ("T4", 2)]
     table.write_text(table.read_text().replace("T4,2,", "2xT4,,"))  # in the table, too
     again = run("regress", table, "--batch-sizes", "8", "--gpus", "4xT4,2xT4", "--json").json["predictions"]
-    assert [one["seconds"] for one in again] == pytest.approx([one["seconds"] for one in found])
+    assert [one["seconds"] for one in again] == pytest.approx([prediction["seconds"] for prediction in predictions])
 
 
 def test_regress_reads_history(run: Run) -> None:
     for samples in (8, 16, 32):
         append_record(replace(RECORD, model="m", samples=samples, step_seconds=0.1 + 0.01 * samples))
-    found = run("regress", "history", "--batch-sizes", "64", "--iterations", "1000", "--json").json
-    assert found["predictions"][0]["seconds"] == pytest.approx(740)
+    answer = run("regress", "history", "--batch-sizes", "64", "--iterations", "1000", "--json").json
+    assert answer["predictions"][0]["seconds"] == pytest.approx(740)
 
 
 def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> None:
@@ -132,8 +132,8 @@ def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run
     assert "on T4; " in ran.out
     assert "were recorded." in ran.out
     assert "Left out, as no recording has it: vectorized (forward), 1 calls." in ran.out
-    found = run("regress", tmp_path / "net.json", "--layers", tmp_path / "one.json", "--json").json
-    assert found["prediction"]["seconds"] == pytest.approx(1e-6 + 1e-12 * 2 * 768**3, rel=1e-6)
+    answer = run("regress", tmp_path / "net.json", "--layers", tmp_path / "one.json", "--json").json
+    assert answer["prediction"]["seconds"] == pytest.approx(1e-6 + 1e-12 * 2 * 768**3, rel=1e-6)
     step(matrix_product(256), gpu="NVIDIA L4").save(str(tmp_path / "l4.json"))
     ran = run("regress", tmp_path / "net.json", "--layers", f"{tmp_path / 'one.json'},{tmp_path / 'l4.json'}")
     assert ran.code != 0

@@ -36,8 +36,8 @@ def test_help_documents_every_option_in_short_sentences(name: str, run: Run) -> 
     assert ran.code == 0
     assert {text.split()[0] for text in options} == set(option_names(name))
     assert all(re.search(r"[A-Z][\w ,;]+", text.partition("  ")[2]) for text in options)
-    sentences = [one for text in described for one in re.split(r"(?<=[.:;])\s+|\n\n| \[", text)]
-    assert not [one for one in sentences if len(one.split()) > 25]
+    sentences = [sentence for text in described for sentence in re.split(r"(?<=[.:;])\s+|\n\n| \[", text)]
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 25]
 
 
 def test_predict_has_at_most_20_options(run: Run) -> None:
@@ -121,9 +121,9 @@ def test_closed_pipe_is_no_error() -> None:
 
 
 def test_options_take_hyphens_or_underscores() -> None:
-    found = arguments("predict", "a-b.json", "--usd_per_hour", "1", "--checkpointing", "--gpus=T4")
-    assert (found["source"], found["usd_per_hour"], found["gpus"]) == ("a-b.json", "1", "T4")
-    assert (found["model"], found["iterations"]) == (ModelOptions(checkpointing=True), None)
+    parsed = arguments("predict", "a-b.json", "--usd_per_hour", "1", "--checkpointing", "--gpus=T4")
+    assert (parsed["source"], parsed["usd_per_hour"], parsed["gpus"]) == ("a-b.json", "1", "T4")
+    assert (parsed["model"], parsed["iterations"]) == (ModelOptions(checkpointing=True), None)
     assert arguments("cache", "clear")["action"] == "clear"
     assert arguments("gpus")["search"] is None
 

@@ -39,9 +39,9 @@ def test_arguments_after_script_belong_to_script() -> None:
     words = ["--gpus=T4", "--usd_per_hour", "2", "--usd", "1", "train.py", "--my_flag", "3", "--json", "--", "--usd"]
     call = parsed("run", ["run", *words])
     assert call is not None
-    found = call.arguments
-    assert (found["script"], found["gpus"], found["usd"], found["usd_per_hour"]) == ("train.py", "T4", 1.0, 2.0)
-    assert found["arguments"] == ("--my_flag", "3", "--json", "--", "--usd")
+    given = call.arguments
+    assert (given["script"], given["gpus"], given["usd"], given["usd_per_hour"]) == ("train.py", "T4", 1.0, 2.0)
+    assert given["arguments"] == ("--my_flag", "3", "--json", "--", "--usd")
     assert not call.as_json
     assert arguments("run", "train.py")["arguments"] == ()
 

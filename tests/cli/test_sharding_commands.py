@@ -40,16 +40,16 @@ def test_shard_prints_plans_and_best_placement(dlrm: Path, run: Run) -> None:
 
 
 def test_shard_equals_place_tables(dlrm: Path, run: Run) -> None:
-    found = run("shard", dlrm, "--gpus", "2xA100-SXM-80GB", "--kinds", "row_wise,table_wise", "--json").json
+    answer = run("shard", dlrm, "--gpus", "2xA100-SXM-80GB", "--kinds", "row_wise,table_wise", "--json").json
     tables = [EmbeddingTable(rows=64_000_000, dim=64, pooling=20, name=f"tables.{i}") for i in range(4)]
     expected = place_tables(tables, "2xA100-SXM-80GB", samples=1024, kinds=["row_wise", "table_wise"])
-    layout = found["layouts"]["2xA100-SXM-80GB"]
+    layout = answer["layouts"]["2xA100-SXM-80GB"]
     assert [(plan["name"], plan["seconds"]) for plan in layout["plans"]] == [
         (plan.name, plan.seconds) for plan in expected.plans
     ]
     assert layout["reason"] == expected.reason
     assert layout["plans"][0]["samples"] == 1024  # 512 on each GPU
-    assert found["problems"] == {}
+    assert answer["problems"] == {}
 
 
 def test_shard_takes_a_batch_size_and_memory(dlrm: Path, run: Run) -> None:
@@ -109,8 +109,8 @@ def test_shard_writes_a_plan_that_predict_reads(dlrm: Path, run: Run, tmp_path: 
     assert "Critical path of a step on 4xA100-SXM-80GB, " in ran.out
     whole = min(float(line.split()[-1]) for line in ran.out.splitlines() if line.startswith("4xA100-SXM-80GB  "))
     words = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", f"embedding={plan}", "--json")
-    (found,) = run(*words).json["predictions"]
-    assert 1000 * found["iteration_seconds"] == pytest.approx(whole, rel=5e-3)  # three digits are printed
+    (prediction,) = run(*words).json["predictions"]
+    assert 1000 * prediction["iteration_seconds"] == pytest.approx(whole, rel=5e-3)  # three digits are printed
     assert len(json.loads(timeline.read_text())["traceEvents"]) > 5
 
 

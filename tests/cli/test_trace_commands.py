@@ -15,11 +15,11 @@ RECORDINGS = Path(__file__).parents[1] / "traces"
 
 
 def test_check_summarizes_a_trace(trace: Path, run: Run) -> None:
-    found = run("trace", "check", trace, "--json").json
+    answer = run("trace", "check", trace, "--json").json
     read = lp.Trace.load(str(trace))
-    assert found["operations"] == len(read.operations) == sum(found["operations_by_phase"].values())
-    assert (found["device"], found["samples"], found["parameters"], found["kernels"]) == ("meta", 256, 4, 0)
-    assert found["not_predictable_because"] is None
+    assert answer["operations"] == len(read.operations) == sum(answer["operations_by_phase"].values())
+    assert (answer["device"], answer["samples"], answer["parameters"], answer["kernels"]) == ("meta", 256, 4, 0)
+    assert answer["not_predictable_because"] is None
     text = run("trace", "check", trace).out
     assert f"A valid trace of {len(read.operations)} operations" in text
     assert "no kernels: times are predicted; without the host's times" in text
@@ -41,10 +41,10 @@ def test_anonymise_writes_a_trace_without_names(run: Run, trace: Path, tmp_path:
     named = tmp_path / "run.json.gz"
     whole = lp.Trace.load(str(trace))
     replace(whole, notes=("/home/me/model.py",)).save(str(named))
-    found = run("trace", "anonymise", named, "--json").json
-    assert found["written"] == str(tmp_path / "run.anonymous.json.gz")
-    hidden = lp.Trace.load(found["written"])
-    assert [one.name for one in hidden.parameters] == [f"parameter_{index}" for index in range(4)]
+    answer = run("trace", "anonymise", named, "--json").json
+    assert answer["written"] == str(tmp_path / "run.anonymous.json.gz")
+    hidden = lp.Trace.load(answer["written"])
+    assert [parameter.name for parameter in hidden.parameters] == [f"parameter_{index}" for index in range(4)]
     assert {one.module for one in hidden.operations} <= {None, "module_0", "module_1", "module_2", "module_3"}
     assert hidden.notes == ()
     assert lp.predict(hidden, ["T4"])["T4"].iteration_seconds == lp.predict(whole, ["T4"])["T4"].iteration_seconds
@@ -56,11 +56,11 @@ def test_anonymise_writes_a_trace_without_names(run: Run, trace: Path, tmp_path:
 
 def test_import_reads_a_profile(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "run.json.gz"
-    found = run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", output, "--json").json
+    answer = run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", output, "--json").json
     read = lp.Trace.load(str(output))
-    assert found["operations"] == len(read.operations) > 0
-    assert found["recorder"] == read.recorder == "kineto"
-    assert found["kernels"] == len(read.kernels) > 0
+    assert answer["operations"] == len(read.operations) > 0
+    assert answer["recorder"] == read.recorder == "kineto"
+    assert answer["kernels"] == len(read.kernels) > 0
 
 
 def test_import_rejects_other_files(trace: Path, run: Run, tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_view_writes_a_timeline_that_perfetto_opens(trace: Path, run: Run, tmp_p
     output = tmp_path / "timeline.json"
     ran = run("trace", "view", trace, "--gpu", "Tesla T4", "--output", output)
     timeline = json.loads(output.read_text())
-    kernels = [one for one in timeline["traceEvents"] if one["ph"] == "X" and one["pid"] == 1]
-    assert {one["name"] for one in kernels} >= {"aten::addmm", "aten::mm", "aten::relu"}
+    kernels = [entry for entry in timeline["traceEvents"] if entry["ph"] == "X" and entry["pid"] == 1]
+    assert {kernel["name"] for kernel in kernels} >= {"aten::addmm", "aten::mm", "aten::relu"}
     assert f"{len(timeline['traceEvents'])} events on T4. Open it at https://ui.perfetto.dev." in ran.out
     # Kernels of one stream do not overlap, and the last ends no later than the predicted step from a standing start.
-    ends = [one["ts"] + one["dur"] for one in kernels]
+    ends = [kernel["ts"] + kernel["dur"] for kernel in kernels]
     assert all(end <= later["ts"] + 1e-2 for end, later in zip(ends, kernels[1:], strict=False))
     assert run("trace", "view", trace, "--gpu", "T4", "--output", output, "--json").json["gpu"] == "T4"
 
@@ -88,9 +88,9 @@ def test_view_writes_a_timeline_that_perfetto_opens(trace: Path, run: Run, tmp_p
 def test_view_defaults_to_recording_gpu(run: Run, tmp_path: Path) -> None:
     read = tmp_path / "run.json"
     run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", read)
-    found = run("trace", "view", read, "--json").json
-    assert found["gpu"] == "A100-SXM-40GB"
-    assert found["written"] == str(tmp_path / "run.timeline.json")
+    answer = run("trace", "view", read, "--json").json
+    assert answer["gpu"] == "A100-SXM-40GB"
+    assert answer["written"] == str(tmp_path / "run.timeline.json")
 
 
 def test_view_needs_a_known_gpu(trace: Path, run: Run) -> None:
@@ -100,25 +100,25 @@ def test_view_needs_a_known_gpu(trace: Path, run: Run) -> None:
 
 
 def test_explain_names_source_of_each_time(trace: Path, run: Run) -> None:
-    found = run("trace", "explain", trace, "--gpu", "T4", "--json").json
-    assert found["gpu"] == "T4"
-    products = [one for one in found["shapes"] if one["operation"] == "linear"]
+    answer = run("trace", "explain", trace, "--gpu", "T4", "--json").json
+    assert answer["gpu"] == "T4"
+    products = [shape for shape in answer["shapes"] if shape["operation"] == "linear"]
     assert products
-    assert all(one["source"] == "network" and one["dtype"] == "float32" for one in products)
-    longest = [one["times"] * one["seconds"] for one in found["shapes"]]
+    assert all(product["source"] == "network" and product["dtype"] == "float32" for product in products)
+    longest = [shape["times"] * shape["seconds"] for shape in answer["shapes"]]
     assert longest == sorted(longest, reverse=True)
     text = run("trace", "explain", trace, "--gpu", "T4").out
-    assert f"{len(found['shapes'])} shapes on the T4, {1e3 * sum(longest):.3f} ms by their shapes:" in text
+    assert f"{len(answer['shapes'])} shapes on the T4, {1e3 * sum(longest):.3f} ms by their shapes:" in text
     assert "then held to (µs)" in text
 
 
 def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
-    found = run("trace", "memory", trace, "--gpu", "T4", "--json").json
-    assert (found["gpu"], found["memory_fit"]) == ("T4", "fits")
-    assert found["fit_probability"] > 0.9
-    low, middle, high = found["process_bytes"]
+    answer = run("trace", "memory", trace, "--gpu", "T4", "--json").json
+    assert (answer["gpu"], answer["memory_fit"]) == ("T4", "fits")
+    assert answer["fit_probability"] > 0.9
+    low, middle, high = answer["process_bytes"]
     assert low < middle < high
-    assert sum(found["parts"].values()) == pytest.approx(middle, rel=0.02)
+    assert sum(answer["parts"].values()) == pytest.approx(middle, rel=0.02)
     text = run("trace", "memory", trace, "--gpu", "T4").out
     assert "on the T4; the chance that it fits is >99 %." in text
     assert "Peak in the " in text
@@ -127,7 +127,7 @@ def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
 
 def test_memory_needs_outputs_of_operations(trace: Path, run: Run, tmp_path: Path) -> None:
     read = lp.Trace.load(str(trace))
-    unseen = replace(read, operations=tuple(replace(one, outputs=()) for one in read.operations))
+    unseen = replace(read, operations=tuple(replace(operation, outputs=()) for operation in read.operations))
     unseen.save(str(tmp_path / "unseen.json"))
     ran = run("trace", "memory", tmp_path / "unseen.json", "--gpu", "T4")
     assert ran.code != 0

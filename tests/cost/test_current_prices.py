@@ -78,15 +78,15 @@ def hunted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Item]:
 
 
 def of(found: tuple[Offer, ...], provider: str) -> dict[str, Offer]:
-    return {f"{one.num_gpus}x{one.gpu}": one for one in found if one.provider == provider}
+    return {f"{offer.num_gpus}x{offer.gpu}": offer for offer in found if offer.provider == provider}
 
 
 def test_cheapest_machines_of_all_providers_are_kept(tmp_path: Path) -> None:
     refreshed = refresh_prices()
     assert refreshed.path == tmp_path / "prices" / "current.json"
-    assert {one.date for one in refreshed.offers} == {TODAY}
-    aws = [one for one in refreshed.offers if one.provider == "AWS"]
-    assert {(one.region, one.usd_per_hour, one.spot_usd_per_hour) for one in aws} == {
+    assert {offer.date for offer in refreshed.offers} == {TODAY}
+    aws = [offer for offer in refreshed.offers if offer.provider == "AWS"]
+    assert {(offer.region, offer.usd_per_hour, offer.spot_usd_per_hour) for offer in aws} == {
         ("us-east-1", 1.006, 0.51),  # the cheapest on demand
         ("eu-west-1", 1.123, 0.45),  # the cheapest on spot
     }
@@ -117,7 +117,7 @@ def test_provider_that_is_not_fetched_keeps_earlier_prices(hunted: list[Item], m
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1796385600")  # a week later
     hunted[:] = [item for item in ITEMS if item.provider == "lambdalabs"]
     refreshed = refresh_prices()
-    dates = {one.provider: one.date for one in refreshed.offers}
+    dates = {offer.provider: offer.date for offer in refreshed.offers}
     assert dates == dict.fromkeys(("AWS", "Azure", "RunPod", "Nebius", "Oracle Cloud"), TODAY) | {
         "Lambda": "2026-12-04"
     }

@@ -54,9 +54,9 @@ def test_a_device_is_never_busier_than_all_the_time() -> None:
 
 @given(busy=st.floats(0, 1), seconds=st.floats(0, 1e7))
 def test_power_lies_between_waiting_and_the_limit(busy: float, seconds: float) -> None:
-    found = energy(seconds, T4, busy_share=busy)
-    assert 70 * IDLE_SHARE - 1e-9 <= found.watts <= 70 + 1e-9
-    assert found.kilowatt_hours == pytest.approx(found.watts / 1000 * seconds / 3600)
+    usage = energy(seconds, T4, busy_share=busy)
+    assert 70 * IDLE_SHARE - 1e-9 <= usage.watts <= 70 + 1e-9
+    assert usage.kilowatt_hours == pytest.approx(usage.watts / 1000 * seconds / 3600)
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,8 @@ def test_communicators_are_the_groups_that_exchange_something(strategy: Strategy
 
 def test_several_gpus_need_room_for_nccls_buffers() -> None:
     trace = replace(TRACE, software={"torch": "2.6.0"})
-    found = [lp.predict(trace, gpus=[name])[name].memory for name in ("H100-SXM-80GB", "2xH100-SXM-80GB")]
-    beside = [one.process.middle - one.reserved.middle for one in found if one.process and one.reserved]
+    needs = [lp.predict(trace, gpus=[name])[name].memory for name in ("H100-SXM-80GB", "2xH100-SXM-80GB")]
+    beside = [need.process.middle - need.reserved.middle for need in needs if need.process and need.reserved]
     assert beside[1] - beside[0] == pytest.approx(480 * MEBIBYTE)
 
 
@@ -274,7 +274,7 @@ TRACE = Trace(
 )
 
 PRODUCTS = replace(
-    TRACE, operations=tuple(replace(one, name=one.name.replace("mul", "mm")) for one in TRACE.operations)
+    TRACE, operations=tuple(replace(recorded, name=recorded.name.replace("mul", "mm")) for recorded in TRACE.operations)
 )
 
 
@@ -334,7 +334,7 @@ def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None
 
 def test_foreach_update_allocates_all_parameters_at_once() -> None:
     passing = [TensorInfo((100,), "float32", id=10 + number) for number in range(9)]
-    updates = [Operation(name="aten::sqrt", phase="optimizer", outputs=(one,)) for one in passing]
+    updates = [Operation(name="aten::sqrt", phase="optimizer", outputs=(value,)) for value in passing]
     memory = replace(TRACE.memory, parameter_bytes=10_000, gradient_bytes=10_000)
     trace = replace(TRACE, operations=(*TRACE.operations, *updates), memory=memory)
     assert tensor_bytes(trace) == 20_800 + 200 + 9 * 400

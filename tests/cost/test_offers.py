@@ -268,9 +268,9 @@ def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus()
 
 
 def test_single_gpu_rental_scales_with_number_of_gpus() -> None:
-    one = replace(make_offer(1.5, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, spot_usd_per_hour=0.5)
+    single = replace(make_offer(1.5, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, spot_usd_per_hour=0.5)
     whole = make_offer(11.0, "2026-11", provider="Racks", instance="rack-8", num_gpus=8)
-    table = [one, whole]
+    table = [single, whole]
     assert [cheapest_offer("T4", table, num_gpus=count).usd_per_hour for count in (1, 2, 3, 4)] == [1.5, 3.0, 4.5, 6.0]  # type: ignore[union-attr]
     two = known(cheapest_offer("T4", table, num_gpus=2))
     assert (two.label, two.num_gpus, two.usd_per_gpu_hour, two.spot_usd_per_hour) == (

@@ -126,10 +126,10 @@ def test_unknown_values_have_no_number() -> None:
 
 def test_json_has_every_value_except_intervals() -> None:
     run = predict_run(STEP, Workload(training_iterations=10))
-    found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
+    prediction = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
     sizes = {f"{name}_bytes{end}" for name in ("allocated", "reserved", "process") for end in ("", "_low", "_high")}
     assert {row.name for row in FIELDS} - {"iteration", "cycle", "total", "remaining", "energy"} | sizes == set(
-        found.as_dict()
+        prediction.as_dict()
     )
     assert not any(isinstance(value, property) for value in vars(Prediction).values())
 
@@ -142,5 +142,5 @@ def test_each_value_has_a_description_and_at_most_one_logger_key() -> None:
 
 def test_a_prediction_can_be_pickled_and_copied() -> None:
     run = predict_run(STEP, Workload(training_iterations=10))
-    found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
-    assert pickle.loads(pickle.dumps(found)) == found == copy.deepcopy(found)
+    prediction = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
+    assert pickle.loads(pickle.dumps(prediction)) == prediction == copy.deepcopy(prediction)

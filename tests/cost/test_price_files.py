@@ -254,7 +254,7 @@ def test_spot_prices_keep_on_demand_machines_that_may_cost_less() -> None:
 
     dear, cheap = offer("Dear", 4.0, spot=2.2), offer("Cheap", 1.99)
     listed = with_spot_prices([dear, cheap])
-    assert [(one.provider, one.usd_per_hour, one.spot) for one in listed] == [
+    assert [(offer.provider, offer.usd_per_hour, offer.spot) for offer in listed] == [
         ("Dear", 2.2, True),
         ("Cheap", 1.99, False),
     ]

@@ -26,16 +26,16 @@ def run(name: str, hours: float, usd: float, **values: object) -> Prediction:
 def test_group_recommendation_equals_naming_all_gpus() -> None:
     # No list of names decides: each GPU with a current price is compared, as if it had been named.
     trace = example_trace(1024)
-    found = predict(trace, iterations=10_000_000, history=False).ranking()
+    ranking = predict(trace, iterations=10_000_000, history=False).ranking()
     newest = max(offer.date for offer in load_offers())
     assert newest > "2026"
-    everything = [one.name for one in layouts_to_predict("all")]
+    everything = [layout.name for layout in layouts_to_predict("all")]
     named = predict(trace, gpus=everything, iterations=10_000_000, history=False).ranking()
-    assert found.cheapest is not None
+    assert ranking.cheapest is not None
     assert named.cheapest is not None
-    assert found.cheapest.gpu == named.cheapest.gpu
-    assert found.compared == len(everything) > 30
-    assert f"cheapest of the {len(everything)} GPUs with a price" in " ".join(str(found).split())
+    assert ranking.cheapest.gpu == named.cheapest.gpu
+    assert ranking.compared == len(everything) > 30
+    assert f"cheapest of the {len(everything)} GPUs with a price" in " ".join(str(ranking).split())
 
 
 def test_a_gpu_belongs_to_a_group_by_a_price_of_at_most_180_days() -> None:
@@ -45,11 +45,11 @@ def test_a_gpu_belongs_to_a_group_by_a_price_of_at_most_180_days() -> None:
         example_offer("A10G", date="2026-01-01"),  # 181 days older
         example_offer("RTX-4090", date="2026-06"),
     ]
-    assert [one.name for one in layouts_to_predict("all", offers=offers)] == ["T4", "L4", "RTX-4090"]
-    assert [one.name for one in layouts_to_predict(["datacenter"], offers=offers)] == ["T4", "L4"]
+    assert [layout.name for layout in layouts_to_predict("all", offers=offers)] == ["T4", "L4", "RTX-4090"]
+    assert [layout.name for layout in layouts_to_predict(["datacenter"], offers=offers)] == ["T4", "L4"]
     own = layouts_to_predict("consumer", offers=offers, usd_per_hour={"RTX-3090": 0.2, "8xL4": 5.0})
     assert isinstance(own, PricedGpus)
-    assert (own.group, [one.name for one in own]) == ("consumer", ["RTX-3090", "RTX-4090"])
+    assert (own.group, [layout.name for layout in own]) == ("consumer", ["RTX-3090", "RTX-4090"])
 
 
 @pytest.mark.parametrize(
@@ -95,34 +95,34 @@ def test_the_table_shows_the_front_and_the_gpu_of_the_recording() -> None:
     front = [run(name, 10 / n, n) for n, name in enumerate(("T4", "L4", "A10G", "L40S", "A40", "A30", "A10", "L40"), 1)]
     slower = [run("K80", 20, 9.0), run("M60", 30, 30.0)]
     too_large = with_values(run("P4", 1, 0.1), memory_fit="exceeds")
-    found = Predictions((*front, *slower, too_large), group="all", used_gpu="M60")
-    shown = list(found.shown())
+    predictions = Predictions((*front, *slower, too_large), group="all", used_gpu="M60")
+    shown = list(predictions.shown())
     assert shown[0] == "M60"
     assert len(shown) == MOST_ROWS + 1
     assert {"T4", "L4", "A10G"} <= set(shown)  # each step of the front there saves a quarter or more
     assert not {"K80", "P4"} & set(shown)
-    assert "verbose adds 3 other GPUs" in " ".join(str(found).split())
-    assert "K80" in found.text(verbose=True)
-    assert "K80" in found
-    assert "The run does not fit on 1 of the GPUs with a price." in ranking_lines(found.ranking())
+    assert "verbose adds 3 other GPUs" in " ".join(str(predictions).split())
+    assert "K80" in predictions.text(verbose=True)
+    assert "K80" in predictions
+    assert "The run does not fit on 1 of the GPUs with a price." in ranking_lines(predictions.ranking())
 
 
 def test_a_short_front_is_filled_with_the_next_cheapest_and_with_rivals() -> None:
     doubt = Interval(3600.0, 7200.0, 14400.0)
     best = [run("A100-SXM-80GB", 1, 1.0), with_values(run("L4", 2, 1.02), total=doubt)]
     others = [run(name, 10 + n, 3 + n) for n, name in enumerate(("T4", "A10G", "A40", "A30"))]
-    found = Predictions((*best, *others), group="all")
-    assert list(found.shown()) == ["A100-SXM-80GB", "L4", "T4", "A10G", "A40"][:FEWEST_ROWS]
+    predictions = Predictions((*best, *others), group="all")
+    assert list(predictions.shown()) == ["A100-SXM-80GB", "L4", "T4", "A10G", "A40"][:FEWEST_ROWS]
     assert list(Predictions((*best, *others)).shown()) == [one.gpu for one in (*best, *others)]  # named: all
 
 
 def test_gpu_sold_in_larger_machines_states_its_share() -> None:
     offers = [example_offer("L40", 10.0, num_gpus=8), example_offer("T4", 20.0)]
-    found = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
-    lines = " ".join(ranking_lines(found.ranking()))
+    predictions = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
+    lines = " ".join(ranking_lines(predictions.ranking()))
     assert "Rent an L40 ($10.00/h): cheapest of the 2 GPUs with a price" in lines
     assert "sold only in eights: $1.25/h each." in lines
-    assert "L40: sold only in machines of 8; the cost pays for all 8 ($1.25/h for each GPU)." in str(found)
+    assert "L40: sold only in machines of 8; the cost pays for all 8 ($1.25/h for each GPU)." in str(predictions)
     whole = predict(example_trace(1024), gpus=["8xL40"], offers=offers, iterations=10**9, history=False)
     assert "sold only" not in f"{whole}{whole.ranking()}"
 
@@ -130,8 +130,8 @@ def test_gpu_sold_in_larger_machines_states_its_share() -> None:
 def test_the_kind_of_provider_is_part_of_the_recommendation() -> None:
     for kind, words in {"marketplace": "marketplace", "specialised": "specialised cloud"}.items():
         offers = [example_offer("T4", 0.5, provider=KINDS[kind][0])]
-        found = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
-        assert f", {words}" in " ".join(ranking_lines(found.ranking()))
+        predictions = predict(example_trace(1024), offers=offers, iterations=10**9, history=False)
+        assert f", {words}" in " ".join(ranking_lines(predictions.ranking()))
     assert kind_of_provider("aws") == "hyperscaler"
     assert kind_of_provider("Somebody's garage") is None
 
@@ -153,8 +153,8 @@ def test_offers_of_some_providers() -> None:
 
 def test_the_gpu_of_the_recording_is_predicted_without_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = replace(example_trace(1024), device="cuda:0", gpu_reported_name="NVIDIA L20", step_seconds=(0.1,))
-    found = predict(trace, offers=[example_offer("T4", 0.5)], iterations=1000, history=False)
-    assert found.used_gpu == "L20"
-    assert next(iter(found.shown())) == "L20"
-    assert found["L20"].cost_usd is None
-    assert found.ranking().compared == 1
+    predictions = predict(trace, offers=[example_offer("T4", 0.5)], iterations=1000, history=False)
+    assert predictions.used_gpu == "L20"
+    assert next(iter(predictions.shown())) == "L20"
+    assert predictions["L20"].cost_usd is None
+    assert predictions.ranking().compared == 1

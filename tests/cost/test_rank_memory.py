@@ -62,10 +62,10 @@ def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
     blocks, gathered = rank_blocks(trace, 2, Strategy(data="fsdp"))
     assert sum(blocks.lasting) == BLOCKS * WEIGHT_BYTES // 2
     assert sum(blocks.state) == pytest.approx(2 * BLOCKS * WEIGHT_BYTES // 2, abs=1000)  # and the counts of steps
-    assert [one.size_bytes for one in gathered] == [WEIGHT_BYTES] * 2 * BLOCKS  # forward and backward
+    assert [storage.size_bytes for storage in gathered] == [WEIGHT_BYTES] * 2 * BLOCKS  # forward and backward
     assert max(live_bytes(gathered, blocks.count)) == (GATHERED_UNITS - 1) * WEIGHT_BYTES  # without a root unit
-    shards = [one for one in blocks.storages if one.cause == "gradient"]
-    assert [one.size_bytes for one in shards] == [WEIGHT_BYTES // 2] * BLOCKS
+    shards = [storage for storage in blocks.storages if storage.cause == "gradient"]
+    assert [storage.size_bytes for storage in shards] == [WEIGHT_BYTES // 2] * BLOCKS
     whole = [one for one in blocks.storages if one.cause == "backward" and one.size_bytes == WEIGHT_BYTES]
     assert len(whole) == BLOCKS
     # A whole gradient is freed after the next unit, so two exist at a time, and three while a third is written.
@@ -83,7 +83,7 @@ def test_zero_1_keeps_gradients_and_buckets_whole_and_zero_2_shards_gradients(tr
 
 def test_copies_and_gradients_without_operations_are_sharded(trace: Trace) -> None:
     # Without the backward operations that write gradients, gradients count with the size of the parameters.
-    operations = tuple(one for one in trace.operations if one.phase != "optimizer")
+    operations = tuple(operation for operation in trace.operations if operation.phase != "optimizer")
     bare = replace(trace, operations=operations, held=None)
     whole = sum(rank_blocks(bare, 4, Strategy(data="zero1"))[0].lasting)
     second = sum(rank_blocks(bare, 4, Strategy(data="zero2"))[0].lasting)
@@ -122,15 +122,15 @@ def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
     memory = replace(trace.memory, peak_bytes=2 * alone.allocated_on(A100), reserved_bytes=3 * alone.bytes_on(A100))
     measured = replace(trace, memory=memory)
     found, plain = (
-        memory_need_of([(one, single)], layout, strategy)
-        for one in (measured, trace)
-        if (single := step_memory(one)) is not None
+        memory_need_of([(recording, single)], layout, strategy)
+        for recording in (measured, trace)
+        if (single := step_memory(recording)) is not None
     )
     assert known(found.allocated).middle == pytest.approx(2 * known(plain.allocated).middle)
     assert found.memory_bytes == pytest.approx(3 * (plain.memory_bytes or 0))
 
 
 def test_recordings_without_tensors_are_not_simulated(trace: Trace) -> None:
-    bare = tuple(replace(one, inputs=(), outputs=()) for one in trace.operations)
+    bare = tuple(replace(operation, inputs=(), outputs=()) for operation in trace.operations)
     assert can_simulate(trace)
     assert not can_simulate(replace(trace, operations=bare))

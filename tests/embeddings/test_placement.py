@@ -43,8 +43,8 @@ def test_plans_are_ordered_and_say_why() -> None:
     assert placement.reason.startswith(f"{best.name} is fastest: ")
     assert f"of {following.name}, " in placement.reason
     # A pooled bag of 20 rows: whole tables send one vector, rows 8 partial sums.
-    found = plans(placement)
-    assert found["table_wise"].communication_seconds < found["row_wise"].communication_seconds
+    ways = plans(placement)
+    assert ways["table_wise"].communication_seconds < ways["row_wise"].communication_seconds
 
 
 def test_a_plan_is_what_its_assignments_take() -> None:
@@ -122,9 +122,9 @@ def test_infeasible_tables_error_has_needed_and_available_memory() -> None:
 
 def test_the_optimizer_decides_what_fits() -> None:
     size = 0.9 * TABLE_SHARE * 80 * GIB
-    one = [table(size / 4 / 64)]
+    single = [table(size / 4 / 64)]
     whole = {
-        name: "table_wise" in plans(place_tables(one, EIGHT, samples=1024, optimizer=name))
+        name: "table_wise" in plans(place_tables(single, EIGHT, samples=1024, optimizer=name))
         for name in ("sgd", "row_wise_adagrad", "adagrad", "adam")
     }
     assert whole == {"sgd": True, "row_wise_adagrad": True, "adagrad": False, "adam": False}
@@ -142,7 +142,7 @@ def test_the_best_plan_is_near_the_best_of_all(gpus: str) -> None:
     ]
     best = min(
         sharded_step(
-            [Assignment(one, *way) for one, way in zip(tables, chosen, strict=True)], gpus, samples=8192
+            [Assignment(embedding, *way) for embedding, way in zip(tables, chosen, strict=True)], gpus, samples=8192
         ).seconds
         for chosen in product(ways, repeat=3)
     )

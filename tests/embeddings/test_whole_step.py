@@ -102,9 +102,9 @@ EXCHANGES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_way_by_hand(kind: str, step: Trace) -> None:
-    found = whole(step, kind)
-    events = found.events
-    look_ups, update = max(found.chosen.plan.forward_seconds), max(found.chosen.plan.backward_seconds)
+    sharded = whole(step, kind)
+    events = sharded.events
+    look_ups, update = max(sharded.chosen.plan.forward_seconds), max(sharded.chosen.plan.backward_seconds)
     assert total(events, "look-ups") >= look_ups * 0.999  # its launch may be later
     assert total(events, "update of the tables") == pytest.approx(update, rel=0.05)
     free = total(events, "layers that need no vectors")
@@ -138,7 +138,7 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
     )
     alone = np.array(sum(event.seconds for event in events if not event.is_transfer))
     waiting = float(OVERLAP_COSTS.speed_deviation(alone)) * slowest_of(4) * float(alone)
-    assert found.step.seconds == pytest.approx(
+    assert sharded.step.seconds == pytest.approx(
         expected + OVERLAP_COSTS.contention_on(FOUR) * hidden + waiting, rel=1e-6
     )
     assert math.fsum(event.seconds for event in events if event.is_critical) == pytest.approx(expected, rel=1e-6)
@@ -147,12 +147,12 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
 def test_vectors_are_exchanged_by_hand(step: Trace) -> None:
     # Each of four GPUs holds a table: of its 2048 samples' vectors of 64 numbers it gets 1/4 x 4 tables. Even, so the
     # message is all that a GPU holds in the end: 4 tables x 2048 x 64 x 4 bytes.
-    found = whole(step, "table_wise")
+    sharded = whole(step, "table_wise")
     links = Links(FOUR, CATALOGUE, OVERLAP_COSTS.slowdown)
     (vectors,) = links.collective("alltoall", [TABLES * BATCH * WIDTH * 4])
-    assert total(found.events, "all-to-all of vectors") == pytest.approx(float(vectors[1]))
+    assert total(sharded.events, "all-to-all of vectors") == pytest.approx(float(vectors[1]))
     (indices,) = links.collective("alltoall", [TABLES * BATCH * (POOLING + 1) * 8])
-    assert total(found.events, "all-to-all of indices") == pytest.approx(float(indices[1]))
+    assert total(sharded.events, "all-to-all of indices") == pytest.approx(float(indices[1]))
 
 
 def test_predict_and_shard_share_one_all_reduce() -> None:
@@ -192,10 +192,10 @@ def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
     assert {plan.plan.name for plan in plans} >= set(KINDS)
     shared = sharded.shared(single)
     seconds = [sharded.whole(shared, single.steps[0], FOUR, plan).step.seconds for plan in plans]
-    (found,) = sharded.steps(single, single.steps, [FOUR])
-    assert found.seconds == min(seconds)
-    assert found.gpu == "4xA100-SXM-80GB"
-    assert found.interval.low < found.seconds < found.interval.high
+    (fastest,) = sharded.steps(single, single.steps, [FOUR])
+    assert fastest.seconds == min(seconds)
+    assert fastest.gpu == "4xA100-SXM-80GB"
+    assert fastest.interval.low < fastest.seconds < fastest.interval.high
 
 
 def test_one_gpu_is_left_as_it_is(step: Trace) -> None:
@@ -244,8 +244,8 @@ def test_a_plan_file_is_what_auto_chose(step: Trace, tmp_path: Path) -> None:
     plan = place_tables(tables.tables, FOUR, samples=4 * BATCH, kinds=["row_wise", "column_wise"]).best
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan_document(plan, "adagrad")))
-    found = lp.predict(step, ["4xA100-SXM-80GB"], strategy=f"embedding={path}", history=False)["4xA100-SXM-80GB"]
-    assert f"Embedding tables: {plan.name}, updated by adagrad" in found.step.notes[-2]
+    prediction = lp.predict(step, ["4xA100-SXM-80GB"], strategy=f"embedding={path}", history=False)["4xA100-SXM-80GB"]
+    assert f"Embedding tables: {plan.name}, updated by adagrad" in prediction.step.notes[-2]
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_the_optimizer_of_the_tables_is_the_recorded_one(step: Trace) -> None:
 
 def test_rows_that_many_ask_for_are_found_in_l2(step: Trace) -> None:
     def seconds(alpha: float | None) -> float:
-        found = lp.predict(step, [FOUR], strategy="embedding=row_wise", history=False, zipf_alpha=alpha)
-        return found["4xA100-SXM-80GB"].iteration_seconds
+        predictions = lp.predict(step, [FOUR], strategy="embedding=row_wise", history=False, zipf_alpha=alpha)
+        return predictions["4xA100-SXM-80GB"].iteration_seconds
 
     assert seconds(None) == seconds(0.0) > seconds(0.9) > seconds(1.3)
 
@@ -316,10 +316,10 @@ def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
     drawn = generator.choice(ROWS, size=20_000, p=chances / chances.sum())
     path = tmp_path / "sample.csv"
     path.write_text("table,index\n" + "\n".join(f"tables.2,{index}" for index in drawn) + "\n")
-    found = read_skew(path, step)
-    assert found == {"tables.2": pytest.approx(1.1, abs=0.03)}
-    alphas = [table.alpha for table in tables_of_trace(with_skew(step, found)).tables]
-    assert alphas == [0, 0, found["tables.2"], 0]
+    skew = read_skew(path, step)
+    assert skew == {"tables.2": pytest.approx(1.1, abs=0.03)}
+    alphas = [table.alpha for table in tables_of_trace(with_skew(step, skew)).tables]
+    assert alphas == [0, 0, skew["tables.2"], 0]
     path.write_text("table,index\ntables.9,1\n")
     with pytest.raises(InvalidArgumentError, match=r"has index 1 of table 'tables.9'; the step looks up tables.0"):
         read_skew(path, step)
@@ -331,7 +331,7 @@ def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
 
 def test_the_timeline_opens_in_perfetto(step: Trace) -> None:
     document: Any = whole(step, "table_wise").chrome_trace()
-    events = [one for one in document["traceEvents"] if one["ph"] == "X"]
+    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in events} == {0, 1}
     assert any(event["name"] == "all-to-all of vectors" and event["tid"] == 1 for event in events)
     assert any(event["args"]["on the critical path"] for event in events)

@@ -53,9 +53,9 @@ def fused(trace: Trace) -> Trace:
 
 def calls(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], object]]:
     return [
-        (one.name, [tensor.shape for tensor in one.inputs[:3]], one.arguments["attn_mask"])
-        for one in trace.operations
-        if one.name.startswith(ATTENTION)
+        (operation.name, [tensor.shape for tensor in operation.inputs[:3]], operation.arguments["attn_mask"])
+        for operation in trace.operations
+        if operation.name.startswith(ATTENTION)
     ]
 
 
@@ -67,8 +67,8 @@ def test_fused_attention_equals_a_capture_of_the_fused_call(length: int, dropout
     whole = captured(is_fused=True, length=length, is_masked=is_masked, dropout=dropout)
     changed = fused(written)
     assert calls(changed) == calls(whole)
-    assert not any("softmax" in one.name or one.name == "aten::bmm" for one in changed.operations)
-    before, after, captured_so = (lp.predict(one, ["L4"], history=False)["L4"] for one in (written, changed, whole))
+    assert not any("softmax" in operation.name or operation.name == "aten::bmm" for operation in changed.operations)
+    before, after, captured_so = (lp.predict(trace, ["L4"], history=False)["L4"] for trace in (written, changed, whole))
     # Copies that made the factors contiguous for bmm stay: they are read by other views, too.
     assert after.iteration_seconds == pytest.approx(captured_so.iteration_seconds, rel=0.1)
     if length == 512:
@@ -104,6 +104,6 @@ def test_attention_whose_scores_are_read_elsewhere_is_kept() -> None:
 
 def test_recording_without_data_flow_is_rejected() -> None:
     trace = captured(is_fused=False)
-    blind = replace(trace, operations=tuple(replace(one, outputs=()) for one in trace.operations))
+    blind = replace(trace, operations=tuple(replace(operation, outputs=()) for operation in trace.operations))
     assert "pass it as `followed`" in (CHANGES["sdpa"].why_not(blind, None) or "")
     assert lp.advise(trace, [GPU])["sdpa"].verdict == "untested"

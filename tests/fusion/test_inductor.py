@@ -48,8 +48,8 @@ def of_inductor(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> 
                 lowered.init_wrapper_code()
                 lowered._update_scheduler()
                 kinds = (scheduler.NopKernelSchedulerNode, scheduler.ExternKernelSchedulerNode)
-                kernels = [one for one in lowered.scheduler.nodes if not isinstance(one, kinds)]
-                sizes.extend(one.get_read_write_buffers_sizes() for one in kernels)
+                kernels = [node for node in lowered.scheduler.nodes if not isinstance(node, kinds)]
+                sizes.extend(kernel.get_read_write_buffers_sizes() for kernel in kernels)
         return make_boxed_func(plain)
 
     def partitioned(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
@@ -77,18 +77,18 @@ def of_ours(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tupl
         data.grad = None
     step = lp.capture(lambda: model(*arguments).backward(), warmup_steps=0)
     sizes = []
-    for one in fused(step).operations:
-        shapes = translate(one, step.flags)
+    for operation in fused(step).operations:
+        shapes = translate(operation, step.flags)
         is_vector = all(operation_spec(each.operation).units == "vector" for each in shapes)
-        if one.inputs and shapes and is_vector and not is_free(one):
-            sizes.append(bytes_of(one.inputs) + bytes_of(one.outputs))
+        if operation.inputs and shapes and is_vector and not is_free(operation):
+            sizes.append(bytes_of(operation.inputs) + bytes_of(operation.outputs))
     return len(sizes), sum(sizes)
 
 
 def bytes_of(tensors: tuple[TensorInfo, ...]) -> int:
     largest: dict[int | None, int] = {}
-    for one in tensors:
-        largest[one.id] = max(largest.get(one.id, 0), one.size_bytes)
+    for tensor in tensors:
+        largest[tensor.id] = max(largest.get(tensor.id, 0), tensor.size_bytes)
     return sum(largest.values())
 
 

@@ -203,7 +203,7 @@ def kept_by_torch(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
-    found: dict[str, int] = {}  # by the value that views show
+    sizes: dict[str, int] = {}  # by the value that views show
 
     def forward(graph: fx.GraphModule, _: Any) -> Any:
         *_, output = graph.graph.nodes
@@ -212,7 +212,7 @@ def kept_by_torch(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -
             while source.op == "call_function" and source.target.__name__.partition(".")[0] in VIEWS:
                 source = source.args[0]
             if source.op != "placeholder":
-                found[source.name] = node.meta["val"].numel() * node.meta["val"].element_size()
+                sizes[source.name] = node.meta["val"].numel() * node.meta["val"].element_size()
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(
@@ -223,7 +223,7 @@ def kept_by_torch(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -
     )
     torch._dynamo.reset()
     torch.compile(model, backend=backend, dynamic=False)(*arguments).backward()
-    return sum(found.values())
+    return sum(sizes.values())
 
 
 def kept_by_us(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> int:
@@ -231,10 +231,10 @@ def kept_by_us(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> i
     step = fused(lp.capture(lambda: model(*arguments).backward(), warmup_steps=0))
     made: dict[int | None, int] = {}
     read: set[int | None] = set()
-    for one in step.operations:
-        for tensor in one.outputs if one.phase == "forward" and not is_free(one) else ():
+    for operation in step.operations:
+        for tensor in operation.outputs if operation.phase == "forward" and not is_free(operation) else ():
             made[tensor.id] = max(made.get(tensor.id, 0), tensor.size_bytes)
-        read |= {tensor.id for tensor in one.inputs if one.phase == "backward"}
+        read |= {tensor.id for tensor in operation.inputs if operation.phase == "backward"}
     return sum(size for number, size in made.items() if number in read and number is not None)
 
 
@@ -271,7 +271,7 @@ def test_chain_longer_than_a_kernel_is_written_in_parts() -> None:
         wide.sum().backward()
 
     forward = [one for one in fused(lp.capture(step, warmup_steps=0)).operations if one.phase == "forward"]
-    written = {tensor.id for one in forward for tensor in one.outputs if tensor.elements == 64 * 64}
+    written = {tensor.id for operation in forward for tensor in operation.outputs if tensor.elements == 64 * 64}
     assert len(written) == pytest.approx(3000 / 101, abs=1)
 
 

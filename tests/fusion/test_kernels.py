@@ -40,7 +40,7 @@ def numbers(tensors: tuple[TensorInfo, ...]) -> list[int | None]:
 
 def compiled(step: Trace) -> tuple[Operation, ...]:
     """Operations of a step as compiled, without the host's calls of the compiled code."""
-    return tuple(one for one in fused(step).operations if one.name != COMPILED_CALL)
+    return tuple(kernel for kernel in fused(step).operations if kernel.name != COMPILED_CALL)
 
 
 CHAIN = (operation("mul", (0, 1), 2), operation("tanh", (2,), 3), operation("add", (3, 0), 4))
@@ -61,7 +61,7 @@ def test_backward_pass_runs_a_cheap_operation_again_instead_of_reading_its_resul
     backward = operation("tanh_backward", (9, 3), 10, "backward")
     kernel, _, *rest = compiled(trace(*CHAIN, matrix("mm", (8, 7), 9), backward))
     assert numbers(kernel.outputs) == [4]
-    (again,) = [one for one in rest if one.phase == "backward" and one.name == FUSED]
+    (again,) = [candidate for candidate in rest if candidate.phase == "backward" and candidate.name == FUSED]
     assert again.arguments == {"operations": ["aten::mul", "aten::tanh", "aten::tanh_backward"]}
 
 
@@ -69,13 +69,13 @@ def test_a_product_stands_alone_and_ends_a_kernel() -> None:
     operations = compiled(
         trace(*CHAIN, matrix("mm", (4, 5), 6), operation("relu", (6,), 7), operation("mul", (7, 0), 8))
     )
-    assert [one.name for one in operations] == [FUSED, "aten::mm", FUSED]
+    assert [kernel.name for kernel in operations] == [FUSED, "aten::mm", FUSED]
 
 
 def test_views_do_not_end_a_kernel() -> None:
     view = operation("view", (2,), 2)
     operations = compiled(trace(CHAIN[0], view, *CHAIN[1:]))
-    assert sorted(one.name for one in operations) == ["aten::view", FUSED]
+    assert sorted(kernel.name for kernel in operations) == ["aten::view", FUSED]
 
 
 def test_neighbours_that_share_nothing_stay_apart() -> None:
@@ -103,7 +103,7 @@ def test_how_much_was_fused_is_said() -> None:
     "wrong",
     [
         replace(trace(*CHAIN), compiled=True),
-        trace(*(replace(one, outputs=()) for one in CHAIN)),  # a profile does not see them
+        trace(*(replace(link, outputs=()) for link in CHAIN)),  # a profile does not see them
     ],
 )
 def test_a_step_that_cannot_be_followed_is_refused(wrong: Trace) -> None:
@@ -114,7 +114,7 @@ def test_a_step_that_cannot_be_followed_is_refused(wrong: Trace) -> None:
 
 
 def test_tensors_without_identity_are_never_fused() -> None:
-    unseen = tuple(replace(one, inputs=tuple(replace(t, id=None) for t in one.inputs)) for one in CHAIN)
+    unseen = tuple(replace(link, inputs=tuple(replace(t, id=None) for t in link.inputs)) for link in CHAIN)
     assert compiled(trace(*unseen)) == unseen
 
 
@@ -130,12 +130,12 @@ def test_a_perceptron_keeps_its_products_and_loses_traffic() -> None:
     eager = lp.capture(step, warmup_steps=0)
     whole = fused(eager)
     for name in ("aten::addmm", "aten::mm"):
-        assert [one for one in whole.operations if one.name == name] == [
-            one for one in eager.operations if one.name == name
+        assert [kernel for kernel in whole.operations if kernel.name == name] == [
+            kernel for kernel in eager.operations if kernel.name == name
         ]
     # Forward: sigmoid, mul and add read 1 + 2 + 1 and write 3 tensors of 8192 x 4096 x 4 bytes = 134 MB; fused, 1 is
     # read and 1 is written (the backward pass computes the sigmoid again). 4 x 134 MB take 0.27 ms at 2 TB/s.
-    first = next(one for one in whole.operations if one.name == FUSED)
+    first = next(kernel for kernel in whole.operations if kernel.name == FUSED)
     assert first.arguments["operations"] == ["aten::sigmoid", "aten::mul", "aten::add"]
     assert (len(first.inputs), len(first.outputs)) == (1, 1)
     gpu = "A100-SXM-80GB"
@@ -144,7 +144,7 @@ def test_a_perceptron_keeps_its_products_and_loses_traffic() -> None:
 
 
 def names(step: Trace) -> list[str]:
-    return [one.name for one in compiled(step) if one.name not in ("aten::detach", "aten::view")]
+    return [kernel.name for kernel in compiled(step) if kernel.name not in ("aten::detach", "aten::view")]
 
 
 def meta_step(model: nn.Module, *shape: int) -> Trace:
@@ -157,7 +157,7 @@ def meta_step(model: nn.Module, *shape: int) -> Trace:
 def test_a_norm_in_training_is_two_kernels_which_its_neighbours_join() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.BatchNorm2d(8), nn.ReLU())
     convolution, statistics, total, normalisation = (
-        one for one in compiled(meta_step(model, 4, 3, 34, 34)) if one.name in (FUSED, "aten::convolution")
+        kernel for kernel in compiled(meta_step(model, 4, 3, 34, 34)) if kernel.name in (FUSED, "aten::convolution")
     )
     assert statistics.arguments["operations"] == ["aten::silu", "triton::statistics"]
     assert sum(tensor.elements for tensor in total.inputs) == 2 * 8  # what blocks added up
@@ -182,11 +182,11 @@ def test_a_convolution_that_nothing_follows_keeps_its_bias() -> None:
 
 def test_convolutions_lie_channels_last_between_kernels_unless_they_have_groups() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
-    kernels = [one for one in compiled(meta_step(plain, 4, 3, 34, 34)) if not is_free(one)]
+    kernels = [kernel for kernel in compiled(meta_step(plain, 4, 3, 34, 34)) if not is_free(kernel)]
     # The images are copied once, and the filters; each kernel writes the input of the next convolution.
     layer = ["aten::clone", "aten::convolution", "aten::relu"]
-    assert [one.name for one in kernels] == ["aten::clone", *layer, *layer]
-    assert all(one.arguments[CHANNELS_LAST] for one in kernels if one.name == "aten::convolution")
+    assert [kernel.name for kernel in kernels] == ["aten::clone", *layer, *layer]
+    assert all(kernel.arguments[CHANNELS_LAST] for kernel in kernels if kernel.name == "aten::convolution")
     grouped = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU())
     (convolution,) = (one for one in compiled(meta_step(grouped, 4, 4, 34, 34)) if one.name == "aten::convolution")
     assert CHANNELS_LAST not in convolution.arguments
@@ -196,7 +196,7 @@ def is_laid_channels_last(model: nn.Module, *shape: int, trained: bool = False) 
     step = meta_step(model, *shape)
     if trained:
         step = replace(step, operations=(*step.operations, operation("neg", (10**6,), 10**6 + 1, "backward")))
-    (convolution, *_) = (one for one in compiled(step) if one.name == "aten::convolution")
+    (convolution, *_) = (kernel for kernel in compiled(step) if kernel.name == "aten::convolution")
     return CHANNELS_LAST in convolution.arguments
 
 
@@ -231,9 +231,9 @@ def test_many_joined_tensors_are_copied_one_by_one() -> None:
 def test_rows_that_lie_apart_are_read_three_times() -> None:
     """A U-Net with softmax along its rows loses compiled (0.86 to 0.93 on an L4, T4 and L40S)."""
     images = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softmax(dim=-1), nn.Conv2d(8, 8, 3))
-    largest, total, result = (one for one in compiled(meta_step(images, 4, 8, 34, 34)) if one.name == FUSED)
+    largest, total, result = (kernel for kernel in compiled(meta_step(images, 4, 8, 34, 34)) if kernel.name == FUSED)
     size = 4 * 4 * 8 * 32 * 32
-    read = [translate(one, Flags())[0].dims[0] for one in (largest, total, result)]
+    read = [translate(kernel, Flags())[0].dims[0] for kernel in (largest, total, result)]
     assert read == pytest.approx([size] * 3, rel=0.05)  # and the sums of each row
     channels = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softmax(dim=1), nn.Conv2d(8, 8, 3))
     assert names(meta_step(channels, 4, 8, 34, 34)).count(FUSED) == 1
@@ -255,14 +255,14 @@ def test_a_sum_over_channels_is_read_again() -> None:
     first, _ = compiled(trace(squared, of_squares, scaled))
     assert first.arguments["operations"] == ["aten::mul", "aten::mean"]
     rows = replace(of_squares, arguments={"dim": [-1]}, outputs=(TensorInfo((4, 8, 1), "float32", id=1),))
-    (one,) = compiled(trace(squared, rows, replace(scaled, inputs=(x, rows.outputs[0]))))
-    assert len(one.arguments["operations"]) == 3
+    (kernel,) = compiled(trace(squared, rows, replace(scaled, inputs=(x, rows.outputs[0]))))
+    assert len(kernel.arguments["operations"]) == 3
 
 
 def test_the_host_calls_compiled_code_once_a_pass() -> None:
     """KernelBench's small shapes take 0.12 ms and more compiled, however few kernels are left (T4, L40S)."""
     step = trace(*CHAIN, operation("tanh_backward", (9, 3), 10, "backward"), operation("neg", (10,), 11, "backward"))
-    calls = [(one.name, one.phase) for one in fused(step).operations if one.name == COMPILED_CALL]
+    calls = [(call.name, call.phase) for call in fused(step).operations if call.name == COMPILED_CALL]
     assert calls == [(COMPILED_CALL, "forward"), (COMPILED_CALL, "backward")]
     before, after = (lp.predict(each, ["T4"])["T4"].iteration_seconds for each in (trace(*CHAIN), fused(trace(*CHAIN))))
     assert after > before > 3 * 10e-6
@@ -271,8 +271,8 @@ def test_the_host_calls_compiled_code_once_a_pass() -> None:
 
 def test_short_rows_stay_in_one_kernel_and_long_ones_are_read_again() -> None:
     short = nn.Sequential(nn.LayerNorm(1024), nn.ReLU())
-    (one,) = (each for each in compiled(meta_step(short, 64, 1024)) if each.name == FUSED)
-    assert one.arguments["operations"] == ["aten::native_layer_norm", "aten::relu"]
+    (kernel,) = (each for each in compiled(meta_step(short, 64, 1024)) if each.name == FUSED)
+    assert kernel.arguments["operations"] == ["aten::native_layer_norm", "aten::relu"]
     long = nn.Sequential(nn.LayerNorm(8192), nn.ReLU())
     assert names(meta_step(long, 64, 8192)) == [FUSED, FUSED]
 
@@ -303,7 +303,7 @@ def test_compiling_saves_the_measured_share() -> None:
             x = torch.empty(*shape)
         eager = lp.capture(lambda: step(x), warmup_steps=0)  # type: ignore[operator]
         gpu = "H100-PCIe-80GB"
-        both = (lp.predict(one, [gpu])[gpu].device_seconds for one in (eager, fused(eager)))
+        both = (lp.predict(recording, [gpu])[gpu].device_seconds for recording in (eager, fused(eager)))
         before, after = both
         return before / after
 
@@ -321,7 +321,7 @@ def test_odd_sides_of_a_large_16_bit_product_are_padded_by_a_copy(dtype: str, co
     product = replace(operation("mm", (0, 1), 2), inputs=factors, outputs=(TensorInfo((512, 50257), dtype, id=2),))
     *copied, padded = compiled(trace(product))
     # 50,257 = 8 x 6,282 + 1; all other sides are even. No kernel of the step makes the second factor.
-    assert [(one.name, one.inputs) for one in copied] == [("aten::constant_pad_nd", factors[1:])] * copies
+    assert [(kernel.name, kernel.inputs) for kernel in copied] == [("aten::constant_pad_nd", factors[1:])] * copies
     assert [tensor.shape for tensor in padded.inputs] == [(512, 768), (768, columns)]
     (shape,) = translate(padded, Flags())
     assert shape.parameters == {"b": 1, "m": 512, "n": columns, "k": 768}
@@ -333,11 +333,11 @@ def test_kernel_that_makes_a_factor_writes_its_padding() -> None:
     relu = replace(operation("relu", (0,), 1), inputs=(data,), outputs=(scaled,))
     product = replace(operation("addmm", (4, 1, 2), 3), inputs=(bias, scaled, weight))
     kernel, copy, padded = compiled(trace(relu, product))
-    assert (kernel.name, [one.shape for one in kernel.outputs]) == (FUSED, [(4096, 1024)])
+    assert (kernel.name, [tensor.shape for tensor in kernel.outputs]) == (FUSED, [(4096, 1024)])
     assert (copy.inputs, copy.outputs[0].shape) == ((weight,), (1024, 2048))
     assert [tensor.shape for tensor in padded.inputs] == [(2048,), (4096, 1024), (1024, 2048)]
     turned = replace(product, name="aten::mm", inputs=(scaled, weight), arguments={"first_transposed": True})
-    assert [one.name for one in compiled(trace(relu, turned))[1:-1]] == ["aten::constant_pad_nd"] * 2
+    assert [padding.name for padding in compiled(trace(relu, turned))[1:-1]] == ["aten::constant_pad_nd"] * 2
 
 
 def test_small_product_is_not_padded() -> None:
@@ -371,7 +371,7 @@ def step_with_loss(*, classes: int = CLASSES) -> Trace:
 
 def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
     step = step_with_loss()
-    wide = {tensor.dtype for one in step.operations for tensor in one.outputs if tensor.elements == TOKENS * CLASSES}
+    wide = {tensor.dtype for call in step.operations for tensor in call.outputs if tensor.elements == TOKENS * CLASSES}
     assert wide == {"bfloat16", "float32"}
     kernels = [one for one in compiled(step) if one.name == FUSED]
     # The sum of each row, the loss, the gradient of the logits, and its sum over rows, the gradient of the bias, which
@@ -380,9 +380,9 @@ def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
     assert bias.arguments["operations"] == ["aten::sum"]
     assert [tensor.elements for tensor in bias.outputs] == [CLASSES]
     assert not any("softmax" in one.name for one in compiled(step))
-    for one in kernels:
-        read = [tensor for tensor in one.inputs if tensor.elements == TOKENS * CLASSES]
-        assert {tensor.dtype for tensor in read} == ({"bfloat16"} if one is not loss else set())  # one value a row
+    for kernel in kernels:
+        read = [tensor for tensor in kernel.inputs if tensor.elements == TOKENS * CLASSES]
+        assert {tensor.dtype for tensor in read} == ({"bfloat16"} if kernel is not loss else set())  # one value a row
     assert [tensor.elements for tensor in sums.outputs] == [TOKENS]
     assert max(tensor.elements for tensor in loss.outputs) < TOKENS
     written = [tensor for tensor in gradient.outputs if tensor.elements == TOKENS * CLASSES]

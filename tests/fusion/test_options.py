@@ -166,7 +166,7 @@ def test_cuda_graphs_leave_five_per_cent_of_the_host(blocks: lp.Trace) -> None:
 
 def test_compiled_block_shares_no_kernel_with_its_neighbours(blocks: lp.Trace) -> None:
     whole, regional = (with_kernels(blocks, [word]) for word in ("compile", "compile-blocks"))
-    calls = [one.phase for one in regional.operations if one.name == COMPILED_CALL]
+    calls = [operation.phase for operation in regional.operations if operation.name == COMPILED_CALL]
     # Outermost members of lists: the first layer, and the three blocks of the second; the loss is outside of both
     assert calls == ["forward"] * 3 + ["backward"] * 3
     assert [one.phase for one in whole.operations if one.name == COMPILED_CALL] == ["forward", "backward"]
@@ -174,7 +174,7 @@ def test_compiled_block_shares_no_kernel_with_its_neighbours(blocks: lp.Trace) -
 
 
 def kernels_of(trace: lp.Trace) -> int:
-    return sum(one.name == FUSED for one in trace.operations)
+    return sum(operation.name == FUSED for operation in trace.operations)
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ class Captions(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         data = self.patches(images).flatten(2).transpose(1, 2)
-        query, key, value = (one.unflatten(2, (4, 16)).transpose(1, 2) for one in self.parts(data).chunk(3, 2))
+        query, key, value = (part.unflatten(2, (4, 16)).transpose(1, 2) for part in self.parts(data).chunk(3, 2))
         mixed = torch.softmax(query @ key.transpose(2, 3), dim=3) @ value
         data = data + mixed.transpose(1, 2).flatten(2)
         result: Tensor = self.words(data + self.layers[0](data)).flatten(0, 1)
@@ -250,8 +250,8 @@ def test_no_pair_of_kernels_leaves_one_without_effect_in_silence() -> None:
     def told(*kernels: str) -> tuple[object, ...] | None:
         with suppress(InvalidArgumentError):
             names = check_kernels(kernels)
-            one = lp.predict(trace, ["H100"], history=False, kernels=names, release="2.6")["H100"]
-            return one.device_seconds, one.host_seconds, one.memory_bytes
+            prediction = lp.predict(trace, ["H100"], history=False, kernels=names, release="2.6")["H100"]
+            return prediction.device_seconds, prediction.host_seconds, prediction.memory_bytes
         return None  # refused with words, which another test asserts
 
     alone = {name: told(name) for name in KERNELS}
@@ -263,7 +263,7 @@ def test_no_pair_of_kernels_leaves_one_without_effect_in_silence() -> None:
 def test_loss_whose_logits_are_read_elsewhere_is_not_chunked(words: lp.Trace, tokens: lp.Trace) -> None:
     with pytest.raises(InvalidArgumentError, match="no output layer whose logits only a cross-entropy reads"):
         predict(tokens, kernels="chunked_loss")
-    place = next(index for index, one in enumerate(words.operations) if one.name == "aten::mm")
+    place = next(index for index, operation in enumerate(words.operations) if operation.name == "aten::mm")
     read = replace(words.operations[place], name="aten::argmax", inputs=words.operations[place].outputs, outputs=())
     read = replace(read, outputs=(replace(read.inputs[0], shape=(4096,), id=99),))
     twice = replace(words, operations=(*words.operations[: place + 1], read, *words.operations[place + 1 :]))

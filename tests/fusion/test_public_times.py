@@ -60,7 +60,7 @@ def test_compiled_training_takes_what_a_lecture_measured(words: int, kernels: st
         optimizer.step()
         optimizer.zero_grad()
 
-    found = lp.predict(lp.capture(step), ["A100-SXM-80GB"], history=False, kernels=kernels)["A100-SXM-80GB"]
+    prediction = lp.predict(lp.capture(step), ["A100-SXM-80GB"], history=False, kernels=kernels)["A100-SXM-80GB"]
     measured = MEASURED[words, kernels, is_fused]
-    assert found.iteration_seconds == pytest.approx(measured, rel=0.1)
-    assert found.iteration_seconds_low <= measured <= found.iteration_seconds_high
+    assert prediction.iteration_seconds == pytest.approx(measured, rel=0.1)
+    assert prediction.iteration_seconds_low <= measured <= prediction.iteration_seconds_high

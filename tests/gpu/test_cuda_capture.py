@@ -51,9 +51,9 @@ def test_everything_that_computes_has_kernels_and_little_is_unattributed(mixed: 
 def test_whole_operations_are_whole_with_all_of_their_kernels(mixed: Trace) -> None:
     for name, count in (("lstm", 1), ("scaled_dot_product_attention", 2), ("_fused_rms_norm", 1)):
         for direction in (f"aten::{name}", f"aten::{name}_backward"):
-            found = [operation for operation in mixed.operations if operation.name == direction]
-            assert len(found) == count, direction
-            assert all(operation.kernels for operation in found), direction
+            operations = [operation for operation in mixed.operations if operation.name == direction]
+            assert len(operations) == count, direction
+            assert all(operation.kernels for operation in operations), direction
     inner = {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward", "aten::_softmax"}
     assert inner.isdisjoint(names(mixed.operations))
 

@@ -180,11 +180,11 @@ def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Pat
 
 
 def test_the_rates_of_large_products_are_as_assumed(record_property: Note) -> None:
-    found = measure_main_rates(seconds=2.0)
-    for one in comparison(found):
-        record_property(one.name, f"{one.measured:.4g} {one.unit}, {one.assumed:.4g} assumed")
-        assert one.measured == pytest.approx(one.assumed, rel=0.35)
-    assert found.flops_per_second["float16"] > found.flops_per_second["float32"]
+    rates = measure_main_rates(seconds=2.0)
+    for rate in comparison(rates):
+        record_property(rate.name, f"{rate.measured:.4g} {rate.unit}, {rate.assumed:.4g} assumed")
+        assert rate.measured == pytest.approx(rate.assumed, rel=0.35)
+    assert rates.flops_per_second["float16"] > rates.flops_per_second["float32"]
 
 
 def test_the_driver_tells_clock_and_power(record_property: Note) -> None:

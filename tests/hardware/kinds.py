@@ -13,8 +13,8 @@ def one_of_each_kind() -> list[Gpu]:
     """
     measured = load_weights(gpu_names(), WeightsSource(offline=True)).gpus
     kinds: dict[object, Gpu] = {}
-    for one in map(gpu, gpu_names()):
-        dtypes = frozenset(one.peak_flops_per_second), frozenset(one.emulated_dtypes)
-        kind = (one.compute_capability, one.memory_kind, one.has_inline_ecc, *dtypes)
-        kinds.setdefault(one.name if one.name in measured else kind, one)
+    for row in map(gpu, gpu_names()):
+        dtypes = frozenset(row.peak_flops_per_second), frozenset(row.emulated_dtypes)
+        kind = (row.compute_capability, row.memory_kind, row.has_inline_ecc, *dtypes)
+        kinds.setdefault(row.name if row.name in measured else kind, row)
     return list(kinds.values())

@@ -22,7 +22,7 @@ from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 GPT2 = Path(__file__).parents[2] / "examples" / "gpt2.json.gz"
-ROWS = [one for one in map(gpu, gpu_names()) if one.vendor == AMD]
+ROWS = [row for row in map(gpu, gpu_names()) if row.vendor == AMD]
 
 each = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
@@ -130,10 +130,10 @@ def test_intervals_are_twice_as_wide_each_way() -> None:
     trace, ours = lp.Trace.load(str(GPT2)), replace(gpu("MI300X"), memory_kind="GDDR6")
     gpus = [ours, replace(ours, name="twin", vendor=NVIDIA)]
     timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(()))
-    found, twin = predict_steps(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
-    assert found.seconds == pytest.approx(twin.seconds)
-    assert found.low_seconds == pytest.approx(twin.low_seconds / ASSUMED_SPREAD)
-    assert found.high_seconds == pytest.approx(twin.high_seconds * ASSUMED_SPREAD)
+    prediction, twin = predict_steps(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
+    assert prediction.seconds == pytest.approx(twin.seconds)
+    assert prediction.low_seconds == pytest.approx(twin.low_seconds / ASSUMED_SPREAD)
+    assert prediction.high_seconds == pytest.approx(twin.high_seconds * ASSUMED_SPREAD)
 
 
 def test_misspelt_gpu_name_suggests_the_nearest() -> None:

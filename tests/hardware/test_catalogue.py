@@ -273,14 +273,14 @@ def test_a_vendor_is_a_file_with_sources_of_its_own_and_comes_after_nvidias_by_g
     cdna = 'vendor = "AMD"\n' + rows("C", "9.4").replace('"sheet"', '"white_paper"')
     own = SOURCES.replace("sheet]", "white_paper]").replace("A data sheet", "A white paper")
     folder = write_catalogue(tmp_path, hopper=rows("H", "9.0"), cdna3=cdna + own, volta=rows("V", "7.0"))
-    found = load_catalogue(folder)
-    assert [(row.name, row.architecture, row.vendor) for row in found] == [
+    loaded = load_catalogue(folder)
+    assert [(row.name, row.architecture, row.vendor) for row in loaded] == [
         ("V", "volta", "NVIDIA"),
         ("X", "ampere", "NVIDIA"),
         ("H", "hopper", "NVIDIA"),
         ("C", "cdna3", "AMD"),
     ]
-    assert [source.title for source in found[-1].sources["*"]] == ["A white paper"]
+    assert [source.title for source in loaded[-1].sources["*"]] == ["A white paper"]
 
 
 def test_tf32_falls_back_to_float32() -> None:

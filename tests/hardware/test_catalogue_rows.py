@@ -300,11 +300,11 @@ def test_a_figure_may_have_a_source_of_its_own() -> None:
 
 
 def test_boards_for_data_centres_keep_the_codes_of_ecc_in_their_gddr() -> None:
-    found = {row.name: row for row in CATALOGUE if row.has_inline_ecc}  # not what another test registered
-    assert {"P4", "T4", "A10", "A40", "L4", "L40S"} <= set(found)
-    assert not {"RTX-4090", "RTX-A6000", "RTX-6000-Ada"} & set(found)  # there, ECC is off or not there
-    assert {one.memory_kind for one in found.values()} == {"GDDR5", "GDDR6"}  # GDDR7 has room of its own for codes
-    assert all(one.sources["has_inline_ecc"] != one.sources["*"] for one in found.values())
+    rows = {row.name: row for row in CATALOGUE if row.has_inline_ecc}  # not what another test registered
+    assert {"P4", "T4", "A10", "A40", "L4", "L40S"} <= set(rows)
+    assert not {"RTX-4090", "RTX-A6000", "RTX-6000-Ada"} & set(rows)  # there, ECC is off or not there
+    assert {row.memory_kind for row in rows.values()} == {"GDDR5", "GDDR6"}  # GDDR7 has room of its own for codes
+    assert all(row.sources["has_inline_ecc"] != row.sources["*"] for row in rows.values())
 
 
 def test_boards_of_one_chip_keep_up_the_same_rates() -> None:

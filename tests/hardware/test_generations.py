@@ -34,9 +34,9 @@ def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
     ],
 )
 def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks: list[str]) -> None:
-    found = gpu(name).generation
-    assert all(getattr(found, one) for one in has)
-    assert not any(getattr(found, one) for one in lacks)
+    generation = gpu(name).generation
+    assert all(getattr(generation, feature) for feature in has)
+    assert not any(getattr(generation, feature) for feature in lacks)
 
 
 def test_gpu_of_a_new_vendor_inherits_from_its_model() -> None:
@@ -54,10 +54,10 @@ def test_gpu_of_a_new_vendor_inherits_from_its_model() -> None:
 def test_a_file_of_ones_own_says_the_vendor_or_its_name_does(name: str, row: str, vendor: str, tmp_path: Path) -> None:
     path = tmp_path / "gpus.toml"
     path.write_text(f'[gpu.{name}]\nlike = "H100-SXM-80GB"\n{row}\n', encoding="utf-8")
-    (found,) = read_gpus(path)
-    assert found.vendor == vendor
-    assert found.architecture == "hopper"
-    assert found.generation == generation_of(NVIDIA, (9, 0))
+    (board,) = read_gpus(path)
+    assert board.vendor == vendor
+    assert board.architecture == "hopper"
+    assert board.generation == generation_of(NVIDIA, (9, 0))
 
 
 def test_a_card_of_another_maker_is_marked_and_named_in_the_plain_table(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_a_machine_is_a_layout(name: str, layout: str) -> None:
 def test_offers_and_machines_agree_on_the_gpus_of_a_machine() -> None:
     compared = 0
     for offer in load_offers():
-        found = find_machine(offer.instance)
-        if found is not None and found.provider == offer.provider:
-            layout = layout_of(found.name)
+        machine = find_machine(offer.instance)
+        if machine is not None and machine.provider == offer.provider:
+            layout = layout_of(machine.name)
             assert (layout.gpu.name, layout.gpus_per_node) == (offer.gpu, offer.num_gpus), offer.instance
             compared += 1
     assert compared >= 30

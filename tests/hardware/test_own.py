@@ -64,8 +64,8 @@ def test_it_is_known_by_its_names_from_then_on(tmp_path: Path) -> None:
 
 def test_predict_takes_it(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
-    found = lp.predict(example_trace(), ["RTX-4090", "2xRTX-4090-48GB"], gpus_file=path, history=False)
-    assert list(found) == ["RTX-4090", "2xRTX-4090-48GB"]
+    predictions = lp.predict(example_trace(), ["RTX-4090", "2xRTX-4090-48GB"], gpus_file=path, history=False)
+    assert list(predictions) == ["RTX-4090", "2xRTX-4090-48GB"]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_like_must_be_a_gpu(tmp_path: Path) -> None:
     [("NVIDIA A40-48Q", "A40-48Q", 48), ("GRID T4-8C", "T4-8C", 8), ("L40S-24q", "L40S-24Q", 24)],
 )
 def test_a_virtual_gpu_is_the_card_with_its_part_of_the_memory(reported: str, name: str, gib: int) -> None:
-    found, whole = gpu(reported), gpu(name.rpartition("-")[0])
-    assert (found.name, found.memory_bytes) == (name, gib * 2**30)
-    assert found.streaming_multiprocessors == whole.streaming_multiprocessors
-    assert found.nvlink_bytes_per_second is None
+    virtual, whole = gpu(reported), gpu(name.rpartition("-")[0])
+    assert (virtual.name, virtual.memory_bytes) == (name, gib * 2**30)
+    assert virtual.streaming_multiprocessors == whole.streaming_multiprocessors
+    assert virtual.nvlink_bytes_per_second is None
 
 
 def test_a_virtual_gpu_has_no_more_memory_than_its_card() -> None:

@@ -33,7 +33,7 @@ def test_each_argument_is_documented_in_a_how_to(name: str) -> None:
     assert is_documented(name, HOWTOS)
 
 
-@pytest.mark.parametrize(("command", "option"), [(name, one) for name in COMMANDS for one in option_names(name)])
+@pytest.mark.parametrize(("command", "option"), [(name, flag) for name in COMMANDS for flag in option_names(name)])
 def test_each_option_is_documented(command: str, option: str) -> None:
     assert is_documented(option, PAGES)
 

@@ -69,7 +69,7 @@ def figures_typed(text: str) -> list[str]:
     """Figures of a template outside of placeholders and code, table cells included."""
     text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", PLACEHOLDER.sub("", text))
-    return [found for found in FIGURE.findall(text) if found not in DEFINED]
+    return [figure for figure in FIGURE.findall(text) if figure not in DEFINED]
 
 
 @pytest.mark.parametrize(("path", "text"), list(pages()), ids=lambda value: getattr(value, "name", ""))
@@ -179,13 +179,13 @@ PUBLIC = {
 
 def imported(path: Path) -> set[str]:
     """Modules of the package that a file imports, those for types included."""
-    found = set[str]()
+    modules = set[str]()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.add(node.module)
-    return {name for name in found if name.partition(".")[0] == "lightning_predict"}
+            modules.add(node.module)
+    return {name for name in modules if name.partition(".")[0] == "lightning_predict"}
 
 
 def quoted() -> set[str]:
@@ -287,5 +287,5 @@ def test_held_out_sources_stand_before_those_that_constants_were_chosen_on() -> 
     assert row(*fitted, *held_out)[4] == "do not trust, 30 % (3)<br>good, 5 %\\* (3)"
     assert row(*fitted, *held_out[:1])[4] == "few cases, 30 % (1)<br>good, 5 %\\* (3)"
     assert row(case(0.15, "held out", "2x8xH100-SXM-80GB"))[4:6] == ["no data", "few cases, 15 % (1)"]
-    with_loader = [replace(one, source=SOURCES["sia"]) for one in held_out]
+    with_loader = [replace(entry, source=SOURCES["sia"]) for entry in held_out]
     assert row(*fitted, *with_loader) == row(*fitted)

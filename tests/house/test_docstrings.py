@@ -27,31 +27,31 @@ def unknown_names(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             fields = {
-                one.target.id
-                for one in node.body
-                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+                statement.target.id
+                for statement in node.body
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
             }
-            fields |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-            is_dataclass = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+            fields |= {statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)}
+            is_dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
             for name in documented(ast.get_docstring(node) or "", "Attributes") if is_dataclass else ():
                 if name not in fields:
                     yield f"{node.name}.{name}"
         elif isinstance(node, ast.FunctionDef):
             given = node.args
-            arguments = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-            arguments |= {one.arg for one in (given.vararg, given.kwarg) if one is not None}
+            arguments = {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            arguments |= {argument.arg for argument in (given.vararg, given.kwarg) if argument is not None}
             for name in documented(ast.get_docstring(node) or "", "Args"):
                 if name not in arguments:
                     yield f"{node.name}({name})"
 
 
 def test_docstrings_name_what_exists() -> None:
-    found = [
+    unknown = [
         f"{path.relative_to(PACKAGE)}: {name}"
         for path in sorted(PACKAGE.rglob("*.py"))
         for name in unknown_names(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert unknown == []
 
 
 OF_OTHERS = {"_fsdp_collectives.py", "token_dispatcher.py", "torch/_functorch/partitioners.py"}

@@ -21,13 +21,13 @@ SAME_MEANING = {
 
 def public_names(source: str) -> set[str]:
     """Classes, functions and types that a module defines; constants, whose names are capitals, aside."""
-    found = set()
+    names = set()
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return {name for name in found if not name.startswith("_") and not (name.isupper() and len(name) > 1)}
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("_") and not (name.isupper() and len(name) > 1)}
 
 
 def homes_of(sources: dict[str, str]) -> dict[str, list[str]]:

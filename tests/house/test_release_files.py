@@ -28,10 +28,10 @@ def test_conda_recipe_has_the_dependencies_of_the_project() -> None:
     for text in PROJECT["dependencies"]:
         name, versions = re.fullmatch(r"([\w.-]+)([^;]*)(?:;.*)?", text).groups()  # type: ignore[union-attr]
         expected[CONDA_NAMES.get(name, name)] = versions.strip()
-    found = dict(line.split(" ", 1) for line in RECIPE["requirements"]["run"])
-    assert found.pop("python") == ">=${{ python_min }}"
+    dependencies = dict(line.split(" ", 1) for line in RECIPE["requirements"]["run"])
+    assert dependencies.pop("python") == ">=${{ python_min }}"
     assert RECIPE["context"]["python_min"] == expected.pop("python")
-    assert found == expected
+    assert dependencies == expected
     assert RECIPE["context"]["version"] == __version__
 
 
@@ -83,9 +83,9 @@ def normal(name: str) -> str:
 def pinned(text: str) -> dict[str, str]:
     """Versions by name; every line that is not a comment and not a hash must pin one."""
     lines = [line.rstrip(" \\") for line in text.splitlines() if line and not line.startswith(("#", " "))]
-    found = dict(line.split("==") for line in lines)
-    assert len(found) == len(lines)
-    return {normal(name): version for name, version in found.items()}
+    versions = dict(line.split("==") for line in lines)
+    assert len(versions) == len(lines)
+    return {normal(name): version for name, version in versions.items()}
 
 
 def test_the_lock_pins_the_constraints_and_has_a_hash_for_each() -> None:
@@ -95,8 +95,8 @@ def test_the_lock_pins_the_constraints_and_has_a_hash_for_each() -> None:
     for block in re.split(r"^(?=\S)", lock, flags=re.MULTILINE)[1:]:
         name, *hashes = block.splitlines()
         assert hashes, name
-        for one in hashes:
-            assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", one), name
+        for line in hashes:
+            assert re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line), name
 
 
 def test_all_that_the_project_asks_for_is_pinned() -> None:
@@ -122,7 +122,7 @@ def test_the_oldest_python_and_the_oldest_and_newest_torch_run_every_week() -> N
     oldest = project["requires-python"].removeprefix(">=")
     weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8"))
     compat = weekly["jobs"]["compat"]
-    runs = {(one["versions"], one["python"]) for one in compat["strategy"]["matrix"]["include"]}
+    runs = {(entry["versions"], entry["python"]) for entry in compat["strategy"]["matrix"]["include"]}
     assert {("low", oldest), ("newest", oldest)} <= runs
     assert any("bash .ci/compat" in step.get("run", "") for step in compat["steps"])
     assert "schedule" in weekly[True]  # `on:` is a Boolean of YAML 1.1

@@ -30,7 +30,7 @@ from lightning_predict.reports.table_notes import MAX_NOTES
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "lightning_predict"
 OTHER_CODE: Final = tuple(ROOT / name for name in ("benchmarks", "examples", "tests"))
-EXAMPLES: Final = sorted(one.name.removesuffix(".json.gz") for one in (ROOT / "examples").glob("*.json.gz"))
+EXAMPLES: Final = sorted(path.name.removesuffix(".json.gz") for path in (ROOT / "examples").glob("*.json.gz"))
 
 PHRASES: Final = [
     re.compile(line, re.IGNORECASE)
@@ -55,11 +55,11 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 def messages(tree: ast.Module) -> Iterator[str]:
     """Yield all other strings of at least four words, with `{}` for each field of an f-string."""
-    left_out = {id(one) for one in docstrings(tree)}
+    left_out = {id(docstring) for docstring in docstrings(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            left_out |= {id(one) for one in node.values}
-            text = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+            left_out |= {id(part) for part in node.values}
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
             text = node.value
         else:
@@ -71,20 +71,20 @@ def messages(tree: ast.Module) -> Iterator[str]:
 @cache
 def texts_by_kind() -> dict[str, dict[str, list[str]]]:
     """Collect the texts of Python files by kind and folder, and the documentation by folder."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(one for root in (PACKAGE, *OTHER_CODE) for one in root.rglob("*.py")):
+    texts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(file for root in (PACKAGE, *OTHER_CODE) for file in root.rglob("*.py")):
         source, folder = path.read_text(encoding="utf-8"), str(path.parent.relative_to(ROOT))
         tree = ast.parse(source)
         if path.is_relative_to(PACKAGE):
-            found["messages"][folder] += messages(tree)
-        found["docstrings"][folder] += [str(one.value) for one in docstrings(tree)]
-        names = [one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
-        found["function names"][folder] += [name.replace("_", " ") for name in names]
+            texts["messages"][folder] += messages(tree)
+        texts["docstrings"][folder] += [str(docstring.value) for docstring in docstrings(tree)]
+        names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        texts["function names"][folder] += [name.replace("_", " ") for name in names]
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        found["comments"][folder] += [one.string for one in tokens if one.type == tokenize.COMMENT]
+        texts["comments"][folder] += [token.string for token in tokens if token.type == tokenize.COMMENT]
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        found["documentation"][str(path.parent.relative_to(ROOT))].append(path.read_text(encoding="utf-8"))
-    return found
+        texts["documentation"][str(path.parent.relative_to(ROOT))].append(path.read_text(encoding="utf-8"))
+    return texts
 
 
 def counted(texts: Iterable[str]) -> tuple[int, int]:
@@ -128,11 +128,11 @@ def sentences(texts: Iterable[str]) -> Iterator[str]:
 def notes_below(table: str) -> list[str]:
     """Return the notes below a printed table, unwrapped, without the line that names `verbose`."""
     below = re.sub(r"\n  +(?=\S)", " ", table.rstrip().rpartition("\n\n")[2]).splitlines()
-    return [one for one in below if not one.startswith("verbose adds ")]
+    return [line for line in below if not line.startswith("verbose adds ")]
 
 
 def assert_short(texts: Iterable[str]) -> None:
-    long = [one for one in sentences(texts) if len(one.split()) > MOST_WORDS]
+    long = [sentence for sentence in sentences(texts) if len(sentence.split()) > MOST_WORDS]
     assert not long
 
 
@@ -164,10 +164,10 @@ def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
     advice = lp.advise(trace, ["L4", "A100-SXM-80GB"], iterations=50_000, history=False)
     heads = ("Slower here", "Worth testing", "Similar gain", "Gain within", "Not applicable", "Evidence")
     lines = unwrapped(str(advice).splitlines())
-    notes = [one for one in lines if one.startswith(heads)]
+    notes = [line for line in lines if line.startswith(heads)]
     assert 1 <= len(notes) <= MAX_NOTES
     assert_short(notes)
-    full = [one for one in unwrapped(advice.text(verbose=True).splitlines()) if one.startswith(heads)]
+    full = [line for line in unwrapped(advice.text(verbose=True).splitlines()) if line.startswith(heads)]
     assert len(full) >= len(notes)
     assert sum(map(len, full)) > sum(map(len, notes))
     assert len(short_lines(advice)) <= 3
@@ -176,14 +176,14 @@ def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_budget_says_its_reason_in_short_sentences(name: str) -> None:
-    found = lp.predict(
+    predictions = lp.predict(
         lp.Trace.load(str(ROOT / "examples" / f"{name}.json.gz")), ["L4"], iterations=50_000, history=False
     )
-    total = found["L4"].total
+    total = predictions["L4"].total
     assert total is not None
     limit = Meter(name="usd", limit=1.0, rate=1.0, words=usd)
     stopped = check_forecast([limit], 120.0, total, steps=15)
     assert stopped.action == "stop"
     warned = check_forecast([limit], 0.0, Interval(0.5, total.middle, total.high), steps=1)
     used = check_use([limit], 120.0)
-    assert_short(f"CostBudget ends this run: {one.reason}." for one in (stopped, warned, used))
+    assert_short(f"CostBudget ends this run: {decision.reason}." for decision in (stopped, warned, used))

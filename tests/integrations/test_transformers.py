@@ -120,13 +120,13 @@ def test_all_trainers_give_the_same_totals_and_outcomes(tmp_path: Path, time: Cl
     small.trainer(tmp_path, max_epochs=1, callbacks=lightning).fit(model, small.loader(60))
 
     loop = Loop(time).watched(60, print_table=False)
-    for one in (hugging_face, lightning, loop):
-        assert one.outcome is not None
-        assert one.outcome.batches == 44
-        assert one.outcome.actual_seconds == pytest.approx(44.0)
-        assert one.outcome.predicted_seconds == pytest.approx(44.0)
-        assert one.outcome.predicted == one.outcome.predicted.scaled(1.0)
-    low = {round(one.outcome.predicted.low, 6) for one in (hugging_face, lightning, loop) if one.outcome is not None}
+    for run in (hugging_face, lightning, loop):
+        assert run.outcome is not None
+        assert run.outcome.batches == 44
+        assert run.outcome.actual_seconds == pytest.approx(44.0)
+        assert run.outcome.predicted_seconds == pytest.approx(44.0)
+        assert run.outcome.predicted == run.outcome.predicted.scaled(1.0)
+    low = {round(run.outcome.predicted.low, 6) for run in (hugging_face, lightning, loop) if run.outcome is not None}
     assert max(low) - min(low) < 0.05 * 44
 
 

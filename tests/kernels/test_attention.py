@@ -26,8 +26,8 @@ CALLS = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_effici
 def test_float32_attention_stays_float32_where_products_may_use_tf32(call: str) -> None:
     query = TensorInfo((16, 12, 512, 64), "float32")
     operation = Operation(name=call, phase="forward", inputs=(query, query, query))
-    (found,) = translate(operation, Flags(matmul_tf32=True))
-    assert found == operation_shape("attention", "float32", **SHAPE)
+    (shape,) = translate(operation, Flags(matmul_tf32=True))
+    assert shape == operation_shape("attention", "float32", **SHAPE)
 
 
 def test_float32_attention_is_timed_by_its_products_alone() -> None:
@@ -87,10 +87,10 @@ def test_rates_of_short_and_long_sequences_are_those_published(
 ) -> None:
     """FlashAttention 3 in its paper: 16,384 tokens in sequences of 512 to 16,384, on an H100."""
     for seq, rate in zip((512, 1024, 2048, 4096, 8192, 16384), published, strict=True):
-        found = _rate(
+        achieved = _rate(
             "H100-SXM-80GB", batch=16384 // seq, heads=2048 // head_dim, seq=seq, head_dim=head_dim, causal=causal
         )
-        assert found == pytest.approx(rate, rel=0.12 if seq <= 1024 else 0.1)
+        assert achieved == pytest.approx(rate, rel=0.12 if seq <= 1024 else 0.1)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_mask_in_a_wider_dtype_leaves_no_fused_kernel(mask: str | None, tf32: 
     heads = TensorInfo((16, 12, 256, 64), "bfloat16")
     masks = () if mask is None else (TensorInfo((1, 12, 256, 256), mask),)
     call = Operation(name="aten::scaled_dot_product_attention", phase="forward", inputs=(heads, heads, heads, *masks))
-    (found,) = translate(call, Flags(matmul_tf32=tf32))
-    assert (found.operation, found.dtype) == (
+    (shape,) = translate(call, Flags(matmul_tf32=tf32))
+    assert (shape.operation, shape.dtype) == (
         ("attention", "bfloat16") if expected is None else ("eager_attention", expected)
     )
 

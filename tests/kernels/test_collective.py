@@ -82,8 +82,8 @@ def test_a_collective_that_was_not_measured_follows_from_all_reduce_with_a_wider
     share = seconds("all_gather", "V100-SXM2-16GB", 8, 2**28) / seconds("all_reduce", "V100-SXM2-16GB", 8, 2**28)
     assert 0.4 < share < 0.65
     batch = shape_batch("all_gather", "bfloat16", num_gpus=8, message_bytes=2**28)
-    found = curves.estimate(batch, [gpu("V100-SXM2-16GB"), gpu("A100-SXM-80GB")])
-    spread = (found.interval.high / found.seconds)[:, 0]
+    times = curves.estimate(batch, [gpu("V100-SXM2-16GB"), gpu("A100-SXM-80GB")])
+    spread = (times.interval.high / times.seconds)[:, 0]
     assert spread[0] == pytest.approx(spread[1] * FORMULA_SPREAD)
 
 

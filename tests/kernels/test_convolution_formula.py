@@ -401,10 +401,10 @@ def test_a_transposed_volume_stays_one() -> None:
         inputs=(data, weight),
         arguments={"transposed": True, "stride": [2, 2, 2], "padding": [1, 1, 1], "groups": 1},
     )
-    (found,) = translate(operation, Flags(cudnn_tf32=False))
+    (shape,) = translate(operation, Flags(cudnn_tf32=False))
     # Its output is the image: (6 - 1) x 2 - 2 + 3 = 11 positions, and 13 and 15.
-    assert found.operation == "conv3d_backward_input"
-    assert [found.parameters[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
+    assert shape.operation == "conv3d_backward_input"
+    assert [shape.parameters[side] for side in ("in_channels", "out_channels", "depth", "height", "width")] == [
         4,
         8,
         11,

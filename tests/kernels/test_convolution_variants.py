@@ -63,7 +63,7 @@ def test_it_has_the_flops_that_torch_counts_forward_and_backward(name: str, sett
 def test_operation_seconds_equal_the_translated_call(name: str, settings: dict[str, int]) -> None:
     layer, data = layer_and_data(name, settings)
     trace = lp.capture(lambda: layer(data), warmup_steps=0)
-    (operation,) = (one for one in trace.operations if one.name == "aten::convolution")
+    (operation,) = (call for call in trace.operations if call.name == "aten::convolution")
     own = operation_shape(name, "float32", **words_of(name, settings))
     parts = surrogates_of(own)  # a volume has a formula of its own
     expected = own if name == "conv3d" else parts[0].shape
@@ -104,7 +104,7 @@ def test_output_padding_makes_the_output_larger() -> None:
 
 def seconds(dtype: str, gpu: str) -> float:
     """Time of one of VGG's convolutions, which float32's kernels do with fewer products (Winograd)."""
-    found = lp.operator_seconds(
+    duration = lp.operator_seconds(
         "conv2d",
         gpu,
         dtype=dtype,
@@ -116,8 +116,8 @@ def seconds(dtype: str, gpu: str) -> float:
         padding=1,
         stride=1,
     )
-    assert isinstance(found, float)
-    return found
+    assert isinstance(duration, float)
+    return duration
 
 
 def test_float16_before_tensor_cores_is_no_slower_than_float32() -> None:

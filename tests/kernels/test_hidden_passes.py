@@ -27,8 +27,8 @@ def recorded(step: object, *shape: int, dtype: torch.dtype = torch.float32) -> T
 
 
 def device_seconds(trace: Trace, *gpus: str) -> np.ndarray:
-    found = [find_gpu(name) for name in gpus]
-    seconds: np.ndarray = predict_work_times(trace, found, origin=None, models=kernel_models(gpus)).seconds.sum(axis=1)
+    cards = [find_gpu(name) for name in gpus]
+    seconds: np.ndarray = predict_work_times(trace, cards, origin=None, models=kernel_models(gpus)).seconds.sum(axis=1)
     return seconds
 
 
@@ -43,14 +43,14 @@ LOSSES = [
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_mean_loss_writes_each_element_and_reads_it_again(loss: object) -> None:
     trace = recorded(lambda x: loss(x, x), 1024)  # type: ignore[operator]
-    each, mean = (shape for one in trace.operations for shape in translate(one, Flags()))
+    each, mean = (shape for operation in trace.operations for shape in translate(operation, Flags()))
     assert each.dims[:2] == (2 * SIZE, SIZE)
     assert mean.dims[:2] == (SIZE, 4.0)
 
 
 def test_a_loss_without_reduction_writes_each_element_once() -> None:
     trace = recorded(lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), 1024)
-    (each,) = (shape for one in trace.operations for shape in translate(one, Flags()))
+    (each,) = (shape for operation in trace.operations for shape in translate(operation, Flags()))
     assert each.dims[:2] == (2 * SIZE, SIZE)
 
 
@@ -66,7 +66,7 @@ def test_smooth_l1_matches_measurements() -> None:
 def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
     """The maximum, the difference, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
     trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
-    shapes = [shape for one in trace.operations for shape in translate(one, Flags())]
+    shapes = [shape for operation in trace.operations for shape in translate(operation, Flags())]
     kept = 32 * 4.0
     assert [shape.dims[:2] for shape in shapes] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
 
@@ -93,8 +93,8 @@ def test_float16_weights_take_pytorchs_own_batch_norm(
     output = torch.nn.functional.batch_norm(images, norm.running_mean, norm.running_var, norm.weight, norm.bias, True)
     output.sum().backward()
     session.stop()
-    norms = [one for one in session.trace().operations if "batch_norm" in one.name]
-    shapes = [shape for one in norms for shape in translate(one, Flags())]
+    norms = [operation for operation in session.trace().operations if "batch_norm" in operation.name]
+    shapes = [shape for operation in norms for shape in translate(operation, Flags())]
     assert [f"{shape.operation}/{shape.dtype}" for shape in shapes] == counted
 
 
@@ -108,7 +108,7 @@ def test_batch_norm_with_channels_last_takes_about_its_bytes() -> None:
         session.start()
         norm(images.to(memory_format=layout)).sum().backward()
         session.stop()
-        norms = tuple(one for one in session.trace().operations if "batch_norm" in one.name)
+        norms = tuple(operation for operation in session.trace().operations if "batch_norm" in operation.name)
         trace = Trace(operations=norms, device="meta", recorder="dispatch")
         layouts[layout] = float(device_seconds(trace, "A100-SXM-40GB")[0])
     assert 8 * 0.13e-3 < layouts[torch.channels_last] < 1.3 * 8 * 0.13e-3
@@ -120,14 +120,14 @@ def test_batch_norm_with_channels_last_takes_about_its_bytes() -> None:
 
 def test_a_scan_passes_three_times() -> None:
     trace = recorded(lambda x: torch.cumsum(x, dim=0), 1024)
-    (scan,) = (shape for one in trace.operations for shape in translate(one, Flags()))
+    (scan,) = (shape for operation in trace.operations for shape in translate(operation, Flags()))
     assert scan.dims[:2] == (2 * SIZE, SIZE)
 
 
 def test_pooling_counts_the_elements_of_its_windows() -> None:
     def cycles(step: object) -> float:
         operations = recorded(step, 1, 1, 64, 64).operations
-        (shape,) = (shape for one in operations for shape in translate(one, Flags()))
+        (shape,) = (shape for operation in operations for shape in translate(operation, Flags()))
         return shape.dims[3]
 
     functional = torch.nn.functional
@@ -148,7 +148,7 @@ def test_widening_cast_loads_single_elements() -> None:
     widened = Operation(name="aten::_to_copy", phase="forward", inputs=(half,), outputs=(x,))
     narrowed = Operation(name="aten::_to_copy", phase="forward", inputs=(x,), outputs=(half,))
     copy = Operation(name="aten::clone", phase="forward", inputs=(x,), outputs=(x,))
-    of_widened, of_narrowed, of_copy = (translate(one, Flags())[0] for one in (widened, narrowed, copy))
+    of_widened, of_narrowed, of_copy = (translate(operation, Flags())[0] for operation in (widened, narrowed, copy))
     assert of_widened.operation == "limited_transfer"
     assert of_widened.dims[3] == pytest.approx(0.77 * 1024)
     # Equal or wider operands are loaded several elements at once, which bounds their time by 0.9 of HBM's bandwidth.
@@ -160,8 +160,8 @@ def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
     x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
     casts = [(x, "bfloat16"), (half, "float32")]
     found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
-    shapes = [translate(one, Flags())[0] for one in found]
-    assert [one.dims[:2] for one in shapes] == [(4096, 2048), (2048, 4096)]
+    shapes = [translate(operation, Flags())[0] for operation in found]
+    assert [shape.dims[:2] for shape in shapes] == [(4096, 2048), (2048, 4096)]
     assert [one.operation for one in shapes] == [VECTORIZED, LIMITED]  # only the widening cast loads single elements
 
 
@@ -190,7 +190,7 @@ def test_operands_of_two_dtypes_load_single_elements() -> None:
     x, half = TensorInfo((4, 8), "float32"), TensorInfo((4, 8), "bfloat16")
     both = Operation(name="aten::add", phase="forward", inputs=(x, half), outputs=(x,))
     alike = Operation(name="aten::add", phase="forward", inputs=(x, x), outputs=(x,))
-    assert [translate(one, Flags())[0].operation for one in (both, alike)] == ["limited_transfer", "add"]
+    assert [translate(operation, Flags())[0].operation for operation in (both, alike)] == ["limited_transfer", "add"]
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(step
     half = recorded(step, rows, 256, dtype=torch.bfloat16)
     names = gpu_names()
     own, doubled, in_half = (device_seconds(trace, *names) for trace in (single, more, half))
-    shapes = [shape for one in single.operations for shape in translate(one, Flags())]
+    shapes = [shape for operation in single.operations for shape in translate(operation, Flags())]
     moved = sum(float(batch_shapes([shape]).bytes_moved[0]) for shape in shapes)
     gpus = [find_gpu(name) for name in names]
-    fastest = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in gpus])
+    fastest = np.array([max(gpu.dram_bytes_per_second, gpu.l2_bytes_per_second) for gpu in gpus])
     assert (own >= moved / fastest).all()
     assert (in_half <= own * (1 + 1e-6)).all()
     assert (doubled >= own * (1 - 1e-6)).all()

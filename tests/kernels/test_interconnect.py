@@ -64,8 +64,8 @@ def test_in_one_machine_the_measured_curve_counts() -> None:
 def test_a_bus_bandwidth_that_the_user_measured_decides(operation: str, factor: float) -> None:
     # 80 GB over 10 GB/s, times the bytes that pass a link over the message's: 8 s x factor; the latency is some 10 us.
     assert bus_factor(operation, 8) == factor
-    found = seconds(operation, 80e9, EIGHT, Interconnect(intra_node_bytes_per_second=10e9))
-    assert found == pytest.approx(8 * factor, rel=1e-4)
+    duration = seconds(operation, 80e9, EIGHT, Interconnect(intra_node_bytes_per_second=10e9))
+    assert duration == pytest.approx(8 * factor, rel=1e-4)
 
 
 def test_between_machines_the_network_of_a_machine_decides_where_it_is_the_slower() -> None:
@@ -143,12 +143,12 @@ def test_time_grows_with_bytes_and_is_inside_its_interval(
     operation: str, name: str, per_node: int, nodes: int, exponent: float
 ) -> None:
     layout = Layout(gpu(name), per_node, nodes)
-    found = collective_seconds(operation, [2.0**exponent, 2.0 ** (exponent + 1)], layout)
-    assert np.isfinite(found.middle).all()
-    assert found.middle[0] <= found.middle[1] * (1 + 1e-6)
-    assert (found.low <= found.middle * (1 + 1e-12)).all()
-    assert (found.middle <= found.high * (1 + 1e-12)).all()
-    assert (found.middle > 0).all() == (layout.count > 1)
+    times = collective_seconds(operation, [2.0**exponent, 2.0 ** (exponent + 1)], layout)
+    assert np.isfinite(times.middle).all()
+    assert times.middle[0] <= times.middle[1] * (1 + 1e-6)
+    assert (times.low <= times.middle * (1 + 1e-12)).all()
+    assert (times.middle <= times.high * (1 + 1e-12)).all()
+    assert (times.middle > 0).all() == (layout.count > 1)
 
 
 def test_a_named_machine_brings_its_network() -> None:
@@ -195,11 +195,11 @@ def test_without_rdma_the_processor_carries_less() -> None:
 @pytest.mark.parametrize("kind", PCIE_MACHINES)
 def test_cards_without_nvlink_reach_what_their_kind_of_machine_does(kind: str) -> None:
     four = layout_of("4xRTX-4090")
-    found = collective_seconds("all_reduce", 2**30, four, interconnect=Interconnect(pcie=kind))
-    bus = 1.5 * 2**30 / found.middle[0]
+    times = collective_seconds("all_reduce", 2**30, four, interconnect=Interconnect(pcie=kind))
+    bus = 1.5 * 2**30 / times.middle[0]
     assert bus == pytest.approx(PCIE_MACHINES[kind].share * 32e9, rel=0.01)
-    assert found.high[0] / found.low[0] == pytest.approx(PCIE_MACHINES[kind].spread ** 2)
-    assert found.high[0] / found.low[0] <= 4  # twice up and down at most
+    assert times.high[0] / times.low[0] == pytest.approx(PCIE_MACHINES[kind].spread ** 2)
+    assert times.high[0] / times.low[0] <= 4  # twice up and down at most
     assert link_assumption_notes(four, Interconnect(pcie=kind)) == ()
 
 
@@ -207,10 +207,10 @@ def test_cards_without_nvlink_reach_what_their_kind_of_machine_does(kind: str) -
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_unknown_pcie_machine_is_bounded_by_the_link_with_a_wide_interval(name: str, count: int) -> None:
     layout = Layout(gpu(name), count)
-    found = collective_seconds("all_reduce", 2**30, layout)
-    bus = bus_factor("all_reduce", count) * 2**30 / found.middle[0]
+    times = collective_seconds("all_reduce", 2**30, layout)
+    bus = bus_factor("all_reduce", count) * 2**30 / times.middle[0]
     assert 0.05 <= bus / layout.gpu.pcie_bytes_per_second <= 0.8
-    assert found.high[0] / found.low[0] == pytest.approx(4.0)
+    assert times.high[0] / times.low[0] == pytest.approx(4.0)
     (note,) = link_assumption_notes(layout, CATALOGUE)
     assert f"{name} in one machine: assumed" in note
     assert "pcie: switch, root, host or virtual" in note
@@ -293,8 +293,8 @@ def test_unknown_collectives_and_negative_messages_are_refused() -> None:
 def test_a_message_passes_machines_and_network_in_chunks() -> None:
     # nccl-tests over two machines of eight H200 (RoCE, eight adapters of 400 Gbit/s): us at 4, 64 and 512 MiB.
     for mebibytes, microseconds in ((4, 106.1), (64, 461.0), (512, 2327.1)):
-        found = seconds("all_reduce", mebibytes * 2**20, layout_of("2x8xH200-SXM-141GB"))
-        assert found == pytest.approx(microseconds * 1e-6, rel=0.15)
+        duration = seconds("all_reduce", mebibytes * 2**20, layout_of("2x8xH200-SXM-141GB"))
+        assert duration == pytest.approx(microseconds * 1e-6, rel=0.15)
 
 
 def test_several_slices_of_a_machine_are_refused() -> None:

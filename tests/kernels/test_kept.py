@@ -67,11 +67,11 @@ SHAPE_PARAMETERS: Final = (
 
 def dims(kind: OperationSpec, sizes: dict[str, float]) -> Iterator[float]:
     """Yield the sizes of an operation, with its defaults."""
-    found: dict[str, float] = {}
-    for word in (*(one for one in kind.shape if one not in kind.defaults), *kind.defaults):
+    values: dict[str, float] = {}
+    for word in (*(name for name in kind.shape if name not in kind.defaults), *kind.defaults):
         default = kind.defaults.get(word)
-        found[word] = sizes.get(word, found[default] if isinstance(default, str) else float(default or 0))
-    yield from (found[word] for word in kind.shape)
+        values[word] = sizes.get(word, values[default] if isinstance(default, str) else float(default or 0))
+    yield from (values[word] for word in kind.shape)
 
 
 SHAPES: Final = [
@@ -84,15 +84,15 @@ SHAPES: Final = [
 
 def test_seconds_by_networks(kept: Kept) -> None:
     """One number for each operation: the mean over GPUs, dtypes and shapes, which each of them moves."""
-    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    shapes = [shape for shape in SHAPES if operation_spec(shape.operation).units != "fabric"]
     interval = predict_operation_times(shapes, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
-    found = means(shapes, interval.middle, lambda shape: shape.operation)
+    averages = means(shapes, interval.middle, lambda shape: shape.operation)
     tables = (interval.low, interval.high)
-    kept("seconds by networks", found | {"low and high ends": [overall(table.ravel()) for table in tables]})
+    kept("seconds by networks", averages | {"low and high ends": [overall(table.ravel()) for table in tables]})
 
 
 def test_seconds_by_rooflines(kept: Kept) -> None:
-    shapes = [one for one in SHAPES if operation_spec(one.operation).units != "fabric"]
+    shapes = [shape for shape in SHAPES if operation_spec(shape.operation).units != "fabric"]
     seconds = predict_operation_times(shapes, GPUS, None).interval.middle
     kept("seconds by rooflines", means(shapes, seconds, lambda shape: operation_spec(shape.operation).units))
 
@@ -109,7 +109,7 @@ def means(
 
 def test_steps(kept: Kept) -> None:
     """Families of whole steps, both GPUs together."""
-    found = dict[str, object]()
+    values = dict[str, object]()
     for name in ("resnet", "gpt2", "dlrm", "mixtral-8x7b"):
         gpus = (GPUS[1], GPUS[-1])
         timed = predict_work_times(
@@ -119,8 +119,8 @@ def test_steps(kept: Kept) -> None:
         for column, family in enumerate(timed.families):
             spent[family] += float(timed.seconds[:, column].sum())
         largest = sorted(spent, key=lambda family: -spent[family])[:4]
-        found |= {f"{name}: {family}": spent[family] for family in largest}
-    kept("steps", found)
+        values |= {f"{name}: {family}": spent[family] for family in largest}
+    kept("steps", values)
 
 
 @pytest.mark.parametrize("software", [{"torch": "1.13.1"}, {"torch": "2.7.0", "cuda": "12.6"}, {"torch": "2.0.1"}])
@@ -132,13 +132,13 @@ def test_releases(kept: Kept, software: dict[str, str]) -> None:
 
 
 def test_fusion(kept: Kept) -> None:
-    found = {}
+    values = {}
     for name in ("resnet", "gpt2", "vit"):
         trace = fused(example(name))
         shapes = [shape for item in work_items(trace) for shape in item.shapes]
-        moved = sum(float(batch_shapes([one]).bytes_moved[0]) for one in set(shapes))
-        found[name] = [len(trace.operations), len(shapes), moved]
-    kept("fused", found)
+        moved = sum(float(batch_shapes([shape]).bytes_moved[0]) for shape in set(shapes))
+        values[name] = [len(trace.operations), len(shapes), moved]
+    kept("fused", values)
 
 
 SIZES: Final = (11, 12, 6, 5, 3)
@@ -177,7 +177,7 @@ def called(name: str) -> Iterator[tuple[str, Operation]]:
 
 def weight(shapes: Iterable[OperationShape]) -> float:
     """Add up the logarithms of all sizes, each place with a weight of its own."""
-    return sum(math.log1p(abs(one)) * (3 + place) for shape in shapes for place, one in enumerate(shape.dims))
+    return sum(math.log1p(abs(size)) * (3 + place) for shape in shapes for place, size in enumerate(shape.dims))
 
 
 def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +188,15 @@ def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
         module = getattr(translator, "func", translator).__module__.rpartition(".")[2]
         for _, operation in called(name):
             shapes[module] += translate(operation, Flags(matmul_tf32=True))
-    kept("translators", {module: [len(found), weight(found)] for module, found in shapes.items()})
+    kept("translators", {module: [len(translated), weight(translated)] for module, translated in shapes.items()})
 
 
 def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRICT_VARIABLE, "0")
-    found = dict[str, list[float]]()
+    values = dict[str, list[float]]()
     for trace in (many_calls(), example("dlrm"), example("resnet"), example("lora")):
         shapes = list[OperationShape]()
-        for operation in {one.name: one for one in trace.operations}.values():
+        for operation in {call.name: call for call in trace.operations}.values():
             ways = [operation, replace(operation, arguments={}), replace(operation, outputs=())]
             ways += [replace(operation, inputs=operation.inputs[:count]) for count in range(len(operation.inputs))]
             ways += [
@@ -204,20 +204,20 @@ def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> N
                 for change in (lambda shape: (1,) * len(shape), lambda shape: (0, *shape[1:]), lambda shape: shape[:-1])
             ]
             shapes += [shape for way in ways for shape in translate(way, Flags(matmul_tf32=False))]
-        found[str(len(found))] = [len(shapes), weight(shapes)]
-    kept("calls cut short", found)
+        values[str(len(values))] = [len(shapes), weight(shapes)]
+    kept("calls cut short", values)
 
 
 def test_collectives(kept: Kept) -> None:
     layouts = ("8xV100", "4xT4", "32x8xH100", "18x4xGB200")
     sizes = np.array([1e3, 3e5, 7e7, 4e9])
-    found = {}
+    values = {}
     for layout in map(layout_of, layouts):
         for word, links in (("", CATALOGUE), (" by a slow network", Interconnect(inter_node_bytes_per_second=12.5e9))):
             times = [collective_seconds(operation, sizes, layout, interconnect=links) for operation in COLLECTIVES]
-            middle = [one.middle for one in times]
-            found[f"{layout.name}{word}"] = [
-                overall(np.concatenate([one.low for one in times])),
+            middle = [estimate.middle for estimate in times]
+            values[f"{layout.name}{word}"] = [
+                overall(np.concatenate([estimate.low for estimate in times])),
                 *map(overall, zip(*middle, strict=True)),
             ]
-    kept("collectives", found)
+    kept("collectives", values)

@@ -108,7 +108,7 @@ HEADS = ([8, 4096, 16, 128],) * 3
 
 def test_a_graph_of_products_scales_as_the_same_products_through_aten() -> None:
     in_graph, through_aten = graph(NVJET, 400, 1), called("aten::mm", 400, SHAPES, NVJET)
-    assert {one.name for one in in_graph.operations} == {"cuda_graph"}
+    assert {operation.name for operation in in_graph.operations} == {"cuda_graph"}
     assert on_a100(in_graph) == pytest.approx(on_a100(through_aten), rel=0.15)
     # Waves alone take the bandwidths' ratio, 1.6 instead of about 2.8.
     assert on_a100(in_graph, "wave") < 0.7 * on_a100(through_aten)
@@ -150,14 +150,14 @@ def test_another_hopper_runs_flash_attention_3_as_fast() -> None:
     slow, fast = (
         called("flash_attn_3::_flash_attn_forward", microseconds, HEADS, FLASH_3) for microseconds in (1900, 900)
     )
-    seconds = [predict_work_times(one, [h200], origin=H100, models=models).seconds.sum() for one in (slow, fast)]
+    seconds = [predict_work_times(trace, [h200], origin=H100, models=models).seconds.sum() for trace in (slow, fast)]
     assert seconds[1] < 0.7 * seconds[0]
 
 
 def test_flash_attention_without_kernels_is_no_copy() -> None:
     trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
     (item,) = work_items(trace)
-    assert [one.operation for one in item.shapes] == ["attention"]
+    assert [shape.operation for shape in item.shapes] == ["attention"]
     seconds = predict_work_times(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
     own = lp.operator_seconds("attention", H100.name, dtype="bfloat16", batch=8, heads=16, seq=4096, head_dim=128)
     assert seconds == pytest.approx(float(own), rel=0.01)
@@ -167,7 +167,7 @@ def test_the_causal_mask_of_flash_attention_is_read_from_its_arguments() -> None
     causal = ["", "", "", "0.", "0.088", "True"]
     trace = called("flash_attn::_flash_attn_forward", 900, HEADS, FLASH_3, **{"Concrete Inputs": causal})
     (item,) = work_items(trace)
-    assert [(one.operation, one.parameters["causal"]) for one in item.shapes] == [("attention", 1)]
+    assert [(shape.operation, shape.parameters["causal"]) for shape in item.shapes] == [("attention", 1)]
 
 
 def test_memory_bound_kernels_of_a_graph_keep_the_ratio_of_bandwidths() -> None:

@@ -21,12 +21,12 @@ ATTENTION = "aten::scaled_dot_product_attention"
 
 def formula(name: str) -> Callable[..., Any] | None:
     """Torch's formula of an operation by its name without the overload; None where it has none."""
-    found: Callable[..., Any] | None = flop_registry.get(getattr(aten, name.removeprefix("aten::"), None))
-    return found
+    function: Callable[..., Any] | None = flop_registry.get(getattr(aten, name.removeprefix("aten::"), None))
+    return function
 
 
 def flops_of(operation: Operation) -> float:
-    return math.fsum(float(batch_shapes([one]).flops[0]) for one in translate(operation, Flags()))
+    return math.fsum(float(batch_shapes([shape]).flops[0]) for shape in translate(operation, Flags()))
 
 
 def torch_flops(operation: Operation) -> float | None:

@@ -119,11 +119,11 @@ def test_group_norm_loads_numbers_one_by_one() -> None:
     passes = [
         operation_shape(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")
     ]
-    found = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
-    assert found[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
+    durations = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
+    assert durations[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
     # More bandwidth does not help: 148 multiprocessors at their clock, over 108 at 1.41 GHz.
     more = 148 * find_gpu("B200-SXM-180GB").boost_clock_hz / (108 * 1.41e9)
-    assert found[0] / found[1] == pytest.approx([more, more], rel=0.03)
+    assert durations[0] / durations[1] == pytest.approx([more, more], rel=0.03)
 
 
 def test_short_rows_stream_on_gpus_without_measurements_of_their_own() -> None:
@@ -208,5 +208,5 @@ def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -
 def test_instructions_take_as_long_as_measured_on_the_h200(
     name: str, words: dict[str, float], milliseconds: float
 ) -> None:
-    found = minimum_latencies([operation_shape(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
-    assert 1e3 * found == pytest.approx(milliseconds, rel=0.08)
+    latency = minimum_latencies([operation_shape(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
+    assert 1e3 * latency == pytest.approx(milliseconds, rel=0.08)

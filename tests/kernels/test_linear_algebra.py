@@ -23,12 +23,12 @@ def recorded(step: Callable[[], Any]) -> Trace:
 
 def shapes_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[OperationShape]:
     trace = recorded(step)
-    found = [one for operation in trace.operations for one in translate(operation, trace.flags)]
-    return [one for one in found if operation_spec(one.operation).units in units]
+    shapes = [shape for operation in trace.operations for shape in translate(operation, trace.flags)]
+    return [shape for shape in shapes if operation_spec(shape.operation).units in units]
 
 
 def flops_of(shapes: list[OperationShape]) -> float:
-    return math.fsum(float(batch_shapes([one]).flops[0]) for one in shapes)
+    return math.fsum(float(batch_shapes([shape]).flops[0]) for shape in shapes)
 
 
 def meta(*shape: int, **kwargs: Any) -> torch.Tensor:
@@ -90,7 +90,7 @@ def test_no_factorisation_is_faster_than_the_peak_and_its_interval_is_wide(name:
     given = (matrix, matrix) if name == "solve" else (matrix,)
     trace = recorded(lambda: getattr(torch.linalg, name)(*given))
     (prediction,) = lp.predict(trace, gpus=[H100]).values()
-    shapes = [one for operation in trace.operations for one in translate(operation, trace.flags)]
+    shapes = [shape for operation in trace.operations for shape in translate(operation, trace.flags)]
     # A copy of the matrix takes 0.06 ms; its Cholesky alone, the cheapest, 4096³ / 3 FLOPs at 67 TFLOP/s 0.34 ms.
     assert prediction.iteration_seconds_low >= flops_of(shapes) / gpu(H100).peak_flops_per_second["float32"]
     assert prediction.iteration_seconds_high > 3 * prediction.iteration_seconds
@@ -123,13 +123,13 @@ def test_a_grouped_product_has_the_work_of_its_groups(name: str, shapes: list[tu
         TensorInfo(left, dtype),
         TensorInfo(right, dtype),
         *scales,
-        *(TensorInfo(one, "int32") for one in offsets),
+        *(TensorInfo(offset, "int32") for offset in offsets),
     )
-    (found,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
-    assert found.operation == "bmm"
-    assert found.dims[0] == 8
-    assert found.dtype == ("bfloat16" if name == "aten::_grouped_mm" else "float8")
-    assert flops_of([found]) == flops
+    (shape,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
+    assert shape.operation == "bmm"
+    assert shape.dims[0] == 8
+    assert shape.dtype == ("bfloat16" if name == "aten::_grouped_mm" else "float8")
+    assert flops_of([shape]) == flops
 
 
 def test_a_recorded_grouped_product_is_bound_by_its_flops() -> None:
@@ -142,10 +142,10 @@ def test_a_recorded_grouped_product_is_bound_by_its_flops() -> None:
 def test_a_bilinear_layer_is_a_product_an_output() -> None:
     layer = torch.nn.Bilinear(20, 30, 40, device="meta")
     first, second = meta(128, 20), meta(128, 30)
-    found = shapes_of(lambda: layer(first, second))
+    shapes = shapes_of(lambda: layer(first, second))
     # For each of 40 outputs: (128 x 20) by (20 x 30), and a scalar product of 30 for each of 128 rows.
-    assert len(found) == 2 * 40
-    assert flops_of(found) == 40 * (2 * 128 * 20 * 30 + 2 * 128 * 30)
+    assert len(shapes) == 2 * 40
+    assert flops_of(shapes) == 40 * (2 * 128 * 20 * 30 + 2 * 128 * 30)
 
 
 def test_complex_products_are_four_real_ones() -> None:
@@ -165,8 +165,8 @@ def test_complex_products_are_four_real_ones() -> None:
     ],
 )
 def test_a_fourier_transform_has_five_n_log_n(step: Callable[[], Any], flops: float) -> None:
-    found = [one for one in shapes_of(step, units=("vector",)) if one.operation == "fft"]
-    assert flops_of(found) == pytest.approx(flops)
+    shapes = [shape for shape in shapes_of(step, units=("vector",)) if shape.operation == "fft"]
+    assert flops_of(shapes) == pytest.approx(flops)
 
 
 def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
@@ -182,13 +182,13 @@ def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
 
 
 def test_a_search_halves_its_boundaries() -> None:
-    (found,) = shapes_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
-    assert found.dims == (4.0 * (1000 + 64), 8.0 * 1000, 1000.0 * math.log2(64))
+    (shape,) = shapes_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
+    assert shape.dims == (4.0 * (1000 + 64), 8.0 * 1000, 1000.0 * math.log2(64))
 
 
 def test_distances_are_a_sum_over_every_pair() -> None:
-    (found,) = shapes_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
-    assert found.dims[2] == 3 * 100 * 50 * 7
+    (shape,) = shapes_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
+    assert shape.dims[2] == 3 * 100 * 50 * 7
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -198,12 +198,12 @@ def test_sparse_matmul_counts_stored_elements() -> None:
     dense = torch.ones(2000, 8)
     trace = recorded(lambda: torch.sparse.mm(adjacency, dense))
     products = [
-        one
+        shape
         for operation in trace.operations
-        for one in translate(operation, trace.flags)
-        if one.operation in ("sparse_product", "linear", "bmm")
+        for shape in translate(operation, trace.flags)
+        if shape.operation in ("sparse_product", "linear", "bmm")
     ]
-    assert {one.operation for one in products} == {"sparse_product"}
+    assert {product.operation for product in products} == {"sparse_product"}
     assert products[0].dims[2] == 2 * 4 * 8
     # Four values of 4 bytes, two indices of 8 bytes each; not 1000 x 2000 x 4 bytes.
     assert 4 * (4 + 2 * 8) + 2000 * 8 * 4 <= products[0].dims[0] < 10**6
@@ -246,9 +246,9 @@ def test_an_update_by_a_sparse_gradient_touches_its_rows_and_not_the_table() -> 
 
     trace = lp.capture(step, warmup_steps=1)
     moved = [
-        float(batch_shapes([one]).bytes_moved[0])
+        float(batch_shapes([shape]).bytes_moved[0])
         for operation in trace.operations
         if operation.phase == "optimizer"
-        for one in translate(operation, trace.flags)
+        for shape in translate(operation, trace.flags)
     ]
     assert max(moved) < 10_000  # the table has 6.4 MB

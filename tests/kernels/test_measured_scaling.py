@@ -259,7 +259,7 @@ def test_a_recorded_step_is_predicted_on_the_other_gpu_that_ran_it(origin: str, 
         for whole in (Trace.load(recording(f"married_resnet50_{name}.json.gz")) for name in (origin, target))
     )
     gpus = {"v100": gpu("V100-SXM2-32GB"), "a100": gpu("A100-SXM-40GB")}
-    models = kernel_models(tuple(one.name for one in gpus.values()))
+    models = kernel_models(tuple(card.name for card in gpus.values()))
     timed = predict_work_times(here, [gpus[target]], origin=gpus[origin], models=models)
     truth = np.array(
         [math.fsum(k.seconds for i in item.operations for k in there.operations[i].kernels) for item in timed.items]

@@ -167,8 +167,8 @@ def test_odd_products_of_our_h200(dtype: str, sizes: tuple[int, int, int, int], 
     """
     b, m, n, k = sizes
     operation = "bmm" if b > 1 else "linear"
-    found = lp.operator_seconds(operation, "H200-SXM-141GB", dtype=dtype, b=b, m=m, n=n, k=k)
-    assert found == pytest.approx(measured, rel=0.25 if dtype == "tf32" else 0.12)
+    predicted = lp.operator_seconds(operation, "H200-SXM-141GB", dtype=dtype, b=b, m=m, n=n, k=k)
+    assert predicted == pytest.approx(measured, rel=0.25 if dtype == "tf32" else 0.12)
 
 
 def test_attention_written_out_over_an_odd_number_of_tokens() -> None:

@@ -111,8 +111,8 @@ def test_all_gpus_at_once_are_the_loop_over_gpus_and_shapes(batch: ShapeBatch) -
         for row in range(column, len(gpus), len(batch)):  # every GPU comes up
             alone = models.estimate(single, [gpus[row]])
             for end in ("low", "middle", "high"):
-                found, expected = (getattr(one.interval, end) for one in (together, alone))
-                np.testing.assert_allclose(found[row, column], expected[0, 0], rtol=1e-5)
+                actual, expected = (getattr(times.interval, end) for times in (together, alone))
+                np.testing.assert_allclose(actual[row, column], expected[0, 0], rtol=1e-5)
 
 
 def test_only_settings_of_weights_load_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> No
     """They were trained and never used: only families of the cross-GPU weights counted as supported."""
     before, after = models((("conv2d", "float16"),))
     convolution = operation_shape("conv2d", "float16", **SIZES)
-    old, new = (predict_operation_times([convolution], CARDS, one) for one in (before, after))
+    old, new = (predict_operation_times([convolution], CARDS, networks) for networks in (before, after))
     assert new.shares["mlp"][0, 0] == 1.0
     assert new.extrapolated_share[0, 0] == 0.0
     assert new.seconds[0, 0] > 2 * old.seconds[0, 0]
@@ -149,6 +149,6 @@ def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> No
 def test_dtypes_that_they_were_not_trained_on_keep_their_formula() -> None:
     before, after = models((("conv2d", "float16"),))
     other = operation_shape("conv2d_backward_input", "tf32", **SIZES)
-    old, new = (predict_operation_times([other], CARDS[:1], one) for one in (before, after))
+    old, new = (predict_operation_times([other], CARDS[:1], networks) for networks in (before, after))
     assert new.shares["formula"] == old.shares["formula"]
     assert new.seconds == pytest.approx(old.seconds)

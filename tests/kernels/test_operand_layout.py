@@ -77,7 +77,7 @@ def test_power_decides() -> None:
 
 def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slower_than_float32() -> None:
     left, right = tensor(0, 2048, 8192), tensor(1, 8192, 4096)
-    one, turned = (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
+    plain, turned = (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
     gpus, models = [gpu(name) for name in gpu_names()], kernel_models(gpu_names())
 
     def seconds(step: Operation, *, tf32: bool) -> Array:
@@ -85,7 +85,7 @@ def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slowe
         return predict_work_times(trace, gpus, origin=None, models=models).interval.middle[:, 0]
 
     for tf32 in (False, True):
-        assert (seconds(turned, tf32=tf32) >= seconds(one, tf32=tf32)).all()
+        assert (seconds(turned, tf32=tf32) >= seconds(plain, tf32=tf32)).all()
     assert (seconds(turned, tf32=True) <= (1 + 1e-6) * seconds(turned, tf32=False)).all()  # equal but for rounding
 
 
@@ -94,15 +94,15 @@ def test_only_gpus_whose_rate_is_that_of_other_products_take_longer(name: str, r
     """The T4's own network was trained on A·Bᵀ. KernelBench: 4.26 and 2.88 ms on the L40S, 2048 x 4096 x 8192."""
     left, right = tensor(0, 2048, 8192), tensor(1, 8192, 4096)
     plain, turned = (
-        Trace(operations=(one,), device="meta", recorder="dispatch")
-        for one in (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
+        Trace(operations=(operation,), device="meta", recorder="dispatch")
+        for operation in (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
     )
-    found = [
+    intervals = [
         predict_work_times(trace, [gpu(name)], origin=None, models=kernel_models((name,))).interval
         for trace in (plain, turned)
     ]
     for end in ("low", "middle", "high"):
-        before, after = (float(getattr(each, end)[0, 0]) for each in found)
+        before, after = (float(getattr(each, end)[0, 0]) for each in intervals)
         assert after / before == pytest.approx(ratio, abs=0.01), end
     if name == "L40S":
-        assert float(found[1].middle[0, 0]) == pytest.approx(4.26e-3, rel=0.1)
+        assert float(intervals[1].middle[0, 0]) == pytest.approx(4.26e-3, rel=0.1)

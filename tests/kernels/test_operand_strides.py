@@ -24,14 +24,14 @@ H100 = gpu("H100-SXM-80GB")
 
 
 def recorded(step: Callable[[], Any], name: str) -> Operation:
-    (found,) = (one for one in lp.capture(step, warmup_steps=0).operations if one.name == name)
-    return found
+    (operation,) = (call for call in lp.capture(step, warmup_steps=0).operations if call.name == name)
+    return operation
 
 
 def cycles_an_element(operation: Operation) -> float | None:
     """Cycles of a multiprocessor for an element of the result; None where the bytes alone count."""
-    (found,) = translate(operation, Flags())
-    return found.dims[3] / found.dims[2] if found.operation == "limited_transfer" else None
+    (shape,) = translate(operation, Flags())
+    return shape.dims[3] / shape.dims[2] if shape.operation == "limited_transfer" else None
 
 
 HEADS = (2, 64, 4, 32)  # batch, positions, heads, numbers
@@ -53,9 +53,9 @@ HEADS = (2, 64, 4, 32)  # batch, positions, heads, numbers
 )
 def test_how_operands_lie_is_recorded(step: Callable[[torch.Tensor], Any], name: str, beside: int | None) -> None:
     x = torch.zeros(HEADS, device="meta")
-    found = recorded(lambda: step(x), name)
-    assert found.arguments.get(CONTIGUOUS_ELEMENTS) == beside
-    assert (cycles_an_element(found) is None) == (beside is None)
+    operation = recorded(lambda: step(x), name)
+    assert operation.arguments.get(CONTIGUOUS_ELEMENTS) == beside
+    assert (cycles_an_element(operation) is None) == (beside is None)
 
 
 def test_dimensions_of_one_element_lie_anyhow() -> None:
@@ -85,14 +85,14 @@ def test_a_copy_into_rows_of_an_older_trace_loads_one_by_one_without_strides() -
 
 def test_joined_tensors_of_a_file_are_all_written() -> None:
     x = TensorInfo((64, 64), "float32")
-    (found,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
-    assert found == OperationShape("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
+    (shape,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
+    assert shape == OperationShape("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
 
 
 def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
     columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
     for operation in ("softmax", "log_softmax"):
-        shapes = [operation_shape(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
+        shapes = [operation_shape(operation, "bfloat16", rows=264 * 10, cols=width) for width in columns]
         cycles = minimum_latencies(shapes, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
         assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.43, 0.7])
     wide = minimum_latencies([operation_shape("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
@@ -108,8 +108,8 @@ def imported(tmp_path: Path, name: str, *inside: dict[str, Any], kernel: str, **
     """Read a call of a file that ran one kernel."""
     device = Device(shapes=False)
     device.product(10, 50, name=name, kernel=kernel, **args)
-    (found,) = import_trace(write(tmp_path / "p.json", [mark(1, 0, 100), *device.events, *inside])).operations
-    return found
+    (operation,) = import_trace(write(tmp_path / "p.json", [mark(1, 0, 100), *device.events, *inside])).operations
+    return operation
 
 
 def of_tensor(sizes: list[int], strides: list[int], **more: Any) -> dict[str, Any]:
@@ -120,15 +120,15 @@ def test_the_result_of_a_look_up_is_told_by_the_view_that_its_kernel_reads(tmp_p
     texts: dict[str, Any] = {"Concrete Inputs": ["", "[512, 512, 1024]", "[0, 1024, 1]", ""]}
     view = event("aten::as_strided", 11, 2, **of_tensor([8, 512, 1024], [524288, 1024, 1]), **texts)
     given = of_tensor([8, 512, 1024], [524288, 1024, 1])
-    found = imported(tmp_path, "aten::index", view, kernel="gather", **given)
-    assert [(one.shape, one.dtype) for one in found.outputs] == [((512, 512, 1024), "bfloat16")]
+    operation = imported(tmp_path, "aten::index", view, kernel="gather", **given)
+    assert [(tensor.shape, tensor.dtype) for tensor in operation.outputs] == [((512, 512, 1024), "bfloat16")]
 
 
 def test_copy_in_a_profile_is_placed_by_its_kernel(tmp_path: Path) -> None:
     given = of_tensor([64, 1024], [1024, 1])
-    found = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
-    assert (found.inputs[0].device, found.outputs[0].device) == ("cpu", "cuda")
-    unmeasured = replace(found, kernels=())
+    operation = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
+    assert (operation.inputs[0].device, operation.outputs[0].device) == ("cpu", "cuda")
+    unmeasured = replace(operation, kernels=())
     assert translate(unmeasured, Flags()) == (OperationShape("host_copy", "uint8", (64 * 1024 * 2.0,)),)
 
 
@@ -136,6 +136,6 @@ def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_pat
     given = {"Input Dims": [[[4, 8], [4, 8]], []], "Input type": ["TensorList", "Scalar"]}
     steps = {"Input Strides": [[[16, 1], [16, 1]], []], "Concrete Inputs": ["", "-1"]}
     kernel = "CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 4>"
-    found = imported(tmp_path, "aten::cat", kernel=kernel, **given, **steps)
-    assert {one.dtype for one in found.inputs} == {"bfloat16"}
-    assert found.arguments == {"dim": -1, CONTIGUOUS_ELEMENTS: 8}  # gaps of 8 between rows of 8
+    operation = imported(tmp_path, "aten::cat", kernel=kernel, **given, **steps)
+    assert {tensor.dtype for tensor in operation.inputs} == {"bfloat16"}
+    assert operation.arguments == {"dim": -1, CONTIGUOUS_ELEMENTS: 8}  # gaps of 8 between rows of 8

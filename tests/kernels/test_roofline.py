@@ -85,7 +85,7 @@ def test_a_working_set_fits_up_to_the_size_of_the_cache_and_no_byte_more() -> No
     np.testing.assert_allclose(roofline_seconds(batch, [fits, does_not]), [[120e3 / 400e9], [120e3 / 100e9]])
 
 
-GPUS = [one for one in map(gpu, gpu_names()) if one.vendor == NVIDIA]
+GPUS = [card for card in map(gpu, gpu_names()) if card.vendor == NVIDIA]
 IMAGES: dict[str, float] = {
     "batch": 64,
     "in_channels": 256,
@@ -117,9 +117,9 @@ def highest_rate(card: Gpu, operation: str, dtype: str) -> float:
 def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
     shapes = [operation_shape(operation, dtype, **shape) for operation, shape in PRODUCTS[kind]]
     times = predict_operation_times(shapes, GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds
-    batches = [batch_shapes([one]) for one in shapes]
+    batches = [batch_shapes([shape]) for shape in shapes]
     # Winograd's algorithm saves multiplications, but not in float64.
-    work = [float((one.flops if dtype == "float64" else one.minimum_flops)[0]) for one in batches]
+    work = [float((batch.flops if dtype == "float64" else batch.minimum_flops)[0]) for batch in batches]
     for card, row in zip(GPUS, times, strict=True):
         for one, flops, seconds in zip(shapes, work, row, strict=True):
             rate = highest_rate(card, one.operation, dtype)
@@ -129,9 +129,9 @@ def test_no_product_is_faster_than_its_units(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operation", ["add", "relu", "softmax", "layer_norm", "gelu"])
 def test_nothing_moves_faster_than_the_memory(operation: str, dtype: str) -> None:
-    one = operation_shape(operation, dtype, rows=262144, cols=8192)  # 4 to 8 GiB: no cache holds them
-    times = predict_operation_times([one], GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds[:, 0]
-    moved = float(batch_shapes([one]).bytes_moved[0])
+    shape = operation_shape(operation, dtype, rows=262144, cols=8192)  # 4 to 8 GiB: no cache holds them
+    times = predict_operation_times([shape], GPUS, kernel_models(tuple(card.name for card in GPUS))).seconds[:, 0]
+    moved = float(batch_shapes([shape]).bytes_moved[0])
     bandwidths = np.array([card.dram_bytes_per_second for card in GPUS])
     too_fast = [card.name for card, rate in zip(GPUS, moved / times / bandwidths, strict=True) if rate > 1.001]
     assert not too_fast

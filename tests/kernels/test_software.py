@@ -92,8 +92,8 @@ def test_attention_kernels_follow_from_release_and_gpu(release: str | None, name
 
 
 def test_older_attention_takes_longer() -> None:
-    found = attention_factors([FORWARD, BACKWARD, PRODUCT], [None] * 3, [A100, H100], {"torch": "2.6.0"})
-    assert found == pytest.approx(np.array([[1.0, 1.0, 1.0], [SLOWDOWN, SLOWDOWN, 1.0]]), rel=1e-2)
+    factors = attention_factors([FORWARD, BACKWARD, PRODUCT], [None] * 3, [A100, H100], {"torch": "2.6.0"})
+    assert factors == pytest.approx(np.array([[1.0, 1.0, 1.0], [SLOWDOWN, SLOWDOWN, 1.0]]), rel=1e-2)
 
 
 @pytest.mark.parametrize(("width", "published"), [(64, (1.18, 1.28, 1.54)), (128, (1.51, 1.61, 1.75))])
@@ -102,8 +102,8 @@ def test_older_attention_on_hopper_loses_most_in_long_sequences(width: int, publ
     heads = 2048.0 / width
     for length, slowdown in zip((512.0, 1024.0, 8192.0), published, strict=True):
         shape = OperationShape("attention", "bfloat16", (16384 / length, heads, heads, length, length, width, 0.0))
-        found = attention_factors([shape], [None], [H100], {"torch": "2.6.0"}).item()
-        assert found == pytest.approx(slowdown, rel=0.09)
+        factor = attention_factors([shape], [None], [H100], {"torch": "2.6.0"}).item()
+        assert factor == pytest.approx(slowdown, rel=0.09)
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def test_eager_attention_is_its_parts(causal: int) -> None:
     )
     names = [part.shape.operation for part in surrogates_of(item)]
     assert names == ["bmm", "mul_scalar", *["add_scalar"] * causal, "softmax", "bmm"]
-    for one in (item, backward):
-        products = [part for part in surrogates_of(one) if part.shape.operation == "bmm"]
+    for shape in (item, backward):
+        products = [part for part in surrogates_of(shape) if part.shape.operation == "bmm"]
         flops = sum(part.times * float(batch_shapes([part.shape]).flops[0]) for part in products)
-        assert flops == float(batch_shapes([one]).flops[0])  # no product is spared by the mask
+        assert flops == float(batch_shapes([shape]).flops[0])  # no product is spared by the mask
     assert float(batch_shapes([backward]).flops[0]) == 2 * float(batch_shapes([item]).flops[0])
 
 

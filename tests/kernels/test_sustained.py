@@ -95,7 +95,7 @@ def test_attention_in_16_bits_takes_the_share_that_the_gpu_sustains(name: str, s
 def test_a_slice_of_a_gpu_reaches_no_larger_share_of_its_peak() -> None:
     """A slice took the whole card's measured rate, and so reached 98 % of its own peak."""
     whole, part = gpu("A100-SXM-40GB"), gpu("A100-SXM-40GB-MIG-1g.5gb")
-    shares = [sustained_flops(one, "bfloat16") / one.peak_flops_per_second["bfloat16"] for one in (whole, part)]
+    shares = [sustained_flops(card, "bfloat16") / card.peak_flops_per_second["bfloat16"] for card in (whole, part)]
     assert shares[0] == pytest.approx(shares[1])
     assert slice_of(replace(whole, sustained_attention_share=0.9), "1g.5gb").sustained_attention_share == 1.0
 

@@ -51,19 +51,19 @@ def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None
     models = kernel_models(("H200-SXM-141GB",))
     # Rows of 49,160 numbers do not stay in shared memory: they are read again from memory.
     item = operation_shape("softmax", "float32", rows=8192, cols=12290 * 4)
-    found = explain(item, gpu("H200-SXM-141GB"), models)
+    explanation = explain(item, gpu("H200-SXM-141GB"), models)
     times = predict_operation_times([item], [gpu("H200-SXM-141GB")], models)
-    assert found.interval.middle == times.seconds[0, 0]
-    names = [name for name, _ in found.limits]
+    assert explanation.interval.middle == times.seconds[0, 0]
+    names = [name for name, _ in explanation.limits]
     assert names[-1] == "instructions and waiting"
     assert names == [limit.name for limit in BOUNDS if limit.name in names]
-    assert found.limits[-1][1] == found.interval.middle
+    assert explanation.limits[-1][1] == explanation.interval.middle
 
 
 def test_limits_that_do_not_bind_are_not_named() -> None:
-    found = explain(LINEAR, SMALL, half_speed("linear/float32"))
-    assert found.limits == ()
-    assert found.sourced_seconds == found.interval.middle
+    explanation = explain(LINEAR, SMALL, half_speed("linear/float32"))
+    assert explanation.limits == ()
+    assert explanation.sourced_seconds == explanation.interval.middle
 
 
 def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:

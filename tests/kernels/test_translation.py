@@ -269,7 +269,7 @@ def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -
     """For every call with one tensor of one dimension, no tensor or a scalar, no translator raises."""
     got = translated(name, tensor(8))
     assert got
-    assert all(float(batch_shapes([one]).bytes_moved[0]) > 0 for one in got)
+    assert all(float(batch_shapes([shape]).bytes_moved[0]) > 0 for shape in got)
     assert translated(name) == ()
     translated(name, tensor())
     translated(name, tensor(0, 8), tensor(8, 0), tensor(0), tensor(0))
@@ -332,7 +332,7 @@ def test_views_of_every_kind_are_free() -> None:
             continue
         base, _, overload = qualified.partition(".")
         returns = torch._C._get_schema(f"aten::{base}", overload).returns
-        if any(one.alias_info is not None and not one.alias_info.is_write for one in returns):
+        if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in returns):
             views.add(base)
     assert {name for name in views - copying if f"aten::{name}" not in FREE_OPERATIONS} == set()
     # Wrappers of autograd for complex numbers and negations around a view of itself.

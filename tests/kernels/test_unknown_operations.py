@@ -76,7 +76,7 @@ def test_a_prediction_names_an_operator_of_ones_own() -> None:
     expected = (
         "mine::scan (100 % of the time) is unknown. It is timed as a copy of its tensors and may take far longer."
     )
-    for one in predictions.values():
-        assert expected in one.notes
-        assert one.coverage == {"bytes": 1.0}
+    for prediction in predictions.values():
+        assert expected in prediction.notes
+        assert prediction.coverage == {"bytes": 1.0}
     assert str(predictions).replace("\n  ", " ").count(expected) == 1

@@ -126,7 +126,7 @@ def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(
     name: str, models: UtilisationModels
 ) -> None:
     batch = drawn()[name]
-    cards = [gpu(one) for one in gpu_names()]
+    cards = [gpu(card_name) for card_name in gpu_names()]
     plain = models.estimate(batch, cards)
     for factor, allowed in ((1.5, 0.0), (1.1, 0.005)):
         better = models.estimate(batch, [improved(card, factor, f"{card.name}-better") for card in cards])
@@ -142,7 +142,7 @@ def test_a_lesser_board_of_a_chip_is_no_faster_than_a_greater_one_that_was_measu
 ) -> None:
     """Over all pairs of the catalogue: the same chip with no more clocks, multiprocessors, bandwidth and power."""
     batch = drawn()[name]
-    cards = [gpu(one) for one in gpu_names()]
+    cards = [gpu(card_name) for card_name in gpu_names()]
     seconds = models.estimate(batch, cards).seconds
     measured = [models.has_own_weights(card.name, batch.operation, batch.dtype) for card in cards]
     pairs = [

@@ -36,9 +36,9 @@ def names_of(trace: Trace) -> list[str]:
 
 def test_block_by_hand() -> None:
     trace, _ = trace_of(3)
-    found = find_blocks(trace)
-    assert [each.name for each in found] == ["blocks.0", "blocks.1", "blocks.2"]
-    first = found[0]
+    blocks = find_blocks(trace)
+    assert [each.name for each in blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    first = blocks[0]
     assert (first.hidden, first.tokens, first.heads, first.kv_heads) == (HIDDEN, TOKENS, HEADS, HEADS)
     assert first.weights == first.parameters == frozenset({(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)})
     # The projection after attention leads back to the stream; the one before it does not.
@@ -63,9 +63,9 @@ def captured(name: str) -> tuple[TransformerBlock, ...]:
     ],
 )
 def test_blocks_of_recorded_models(name: str, names: list[str], kv_heads: int) -> None:
-    found = captured(name)
-    assert [each.name for each in found] == names
-    for each in found:
+    blocks = captured(name)
+    assert [each.name for each in blocks] == names
+    for each in blocks:
         assert (each.hidden, each.heads, each.kv_heads) == (32, 4, kv_heads)
         # Attention and the perceptron each lead back once, with the whole stream in float32.
         stream = each.tokens * 32 * 4
@@ -115,8 +115,8 @@ def test_heads_of_unfused_attention() -> None:
         Operation(name=name, phase="forward", inputs=inputs, module="blocks.0.attention") for name, inputs in calls
     ]
     fused = [operation for operation, _ in block("blocks.0")]
-    (found,) = find_blocks(Trace(operations=(*fused[:2], *unfused, fused[3]), device="cpu", recorder="dispatch"))
-    assert (found.heads, found.kv_heads, len(found.reduced_bytes)) == (8, 8, 1)
+    (layer,) = find_blocks(Trace(operations=(*fused[:2], *unfused, fused[3]), device="cpu", recorder="dispatch"))
+    assert (layer.heads, layer.kv_heads, len(layer.reduced_bytes)) == (8, 8, 1)
 
 
 def test_model_without_attention_is_refused() -> None:

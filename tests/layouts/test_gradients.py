@@ -69,16 +69,16 @@ def test_first_bucket_is_small_and_others_are_full_at_their_cap() -> None:
     # 0.5 + 0.5 MiB fill the first (1 MiB); 20 + 10 reach 25; 3 are left.
     sizes = [0.5, 0.5, 20, 10, 3]
     gradients = [Bucket(size * MEBIBYTE, position) for position, size in enumerate(sizes)]
-    found = list(buckets(gradients, cap_bytes=25 * MEBIBYTE))
-    assert [(bucket.size_bytes / MEBIBYTE, bucket.ready_after) for bucket in found] == [(1, 1), (30, 3), (3, 4)]
+    filled = list(buckets(gradients, cap_bytes=25 * MEBIBYTE))
+    assert [(bucket.size_bytes / MEBIBYTE, bucket.ready_after) for bucket in filled] == [(1, 1), (30, 3), (3, 4)]
 
 
 @given(st.lists(st.floats(1, 1e9), max_size=30), st.floats(1, 1e9))
 def test_buckets_hold_all_gradients_in_order(sizes: list[float], cap: float) -> None:
-    found = list(buckets([Bucket(size, number) for number, size in enumerate(sizes)], cap_bytes=cap))
-    assert sum(bucket.size_bytes for bucket in found) == pytest.approx(sum(sizes))
-    assert [bucket.ready_after for bucket in found] == sorted(bucket.ready_after for bucket in found)
-    assert all(bucket.size_bytes >= min(cap, FIRST_BUCKET_BYTES) for bucket in found[:-1])
+    filled = list(buckets([Bucket(size, number) for number, size in enumerate(sizes)], cap_bytes=cap))
+    assert sum(bucket.size_bytes for bucket in filled) == pytest.approx(sum(sizes))
+    assert [bucket.ready_after for bucket in filled] == sorted(bucket.ready_after for bucket in filled)
+    assert all(bucket.size_bytes >= min(cap, FIRST_BUCKET_BYTES) for bucket in filled[:-1])
 
 
 @pytest.mark.parametrize(

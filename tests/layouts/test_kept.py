@@ -55,16 +55,16 @@ WORKLOAD: Final = Workload(training_iterations=1000, validation_iterations=37, s
 def test_layouts_match_kept_values(kept: Kept, name: str) -> None:
     layout, strategies = layout_of(CASES[name][0]), CASES[name][1]
     step = StepPredictor(example(name), [layout.gpu], Assumptions(), WORKLOAD)
-    found = {}
+    values = {}
     for words in strategies:
         if layout.count % (parse_strategy(words).model_parallel * parse_strategy(words).context) == 0:
-            one = step.predict_layout(layout, parse_strategy(words))
-            found[words] = [*ends(one.iteration), one.communication_seconds, one.memory_bytes]
-    kept(f"layouts of {name}", found)
+            prediction = step.predict_layout(layout, parse_strategy(words))
+            values[words] = [*ends(prediction.iteration), prediction.communication_seconds, prediction.memory_bytes]
+    kept(f"layouts of {name}", values)
 
 
 def test_links_match_kept_values(kept: Kept) -> None:
-    found = {}
+    values = {}
     for word, links in (
         ("slow network", Interconnect(inter_node_bytes_per_second=3e9)),
         ("slow links", Interconnect(intra_node_bytes_per_second=20e9)),
@@ -72,10 +72,10 @@ def test_links_match_kept_values(kept: Kept) -> None:
         ("a virtual machine", Interconnect(pcie="virtual")),
     ):
         step = StepPredictor(example("tabular"), [gpu("L4")], Assumptions(interconnect=links))
-        found[word] = step.predict_layout(layout_of("2x8xL4"), parse_strategy("fsdp")).iteration_seconds
-    kept("links", found)
+        values[word] = step.predict_layout(layout_of("2x8xL4"), parse_strategy("fsdp")).iteration_seconds
+    kept("links", values)
 
 
 def test_search_matches_kept_values(kept: Kept) -> None:
     ranked = best_layouts(example("tabular"), ["2x2xL4"], iterations=1000, count=6)
-    kept("search", {one.strategy.name: one.prediction.iteration_seconds for one in ranked})
+    kept("search", {candidate.strategy.name: candidate.prediction.iteration_seconds for candidate in ranked})

@@ -97,22 +97,22 @@ def with_wait(seconds: float, count: int = 2, step: float = 6.5) -> float:
 def test_step_of_two_replicas_by_hand(
     words: str, alone: float, communication: float, seconds: float, hidden: float, tolerance: float
 ) -> None:
-    found = on(2, words, bus=SIZE / alone)  # 2 (2 - 1) / 2 = 1 time the message
-    assert found.communication_seconds == pytest.approx(communication, rel=1e-3)
+    prediction = on(2, words, bus=SIZE / alone)  # 2 (2 - 1) / 2 = 1 time the message
+    assert prediction.communication_seconds == pytest.approx(communication, rel=1e-3)
     # Hidden communication takes its blocks' multiprocessors, of 108, from computation.
     contention = COLLECTIVE_BLOCKS / 108 * hidden
-    assert found.seconds == pytest.approx(with_wait(seconds + contention), abs=tolerance)
-    assert found.added_seconds == pytest.approx(found.seconds - STEP.seconds)
-    assert found.gpu == "2xA100-SXM-80GB"
+    assert prediction.seconds == pytest.approx(with_wait(seconds + contention), abs=tolerance)
+    assert prediction.added_seconds == pytest.approx(prediction.seconds - STEP.seconds)
+    assert prediction.gpu == "2xA100-SXM-80GB"
 
 
 def test_fsdp_gathers_each_unit_twice_and_scatters_it_once() -> None:
     # 2 units x (2 gathers + 1 scatter) of half an all_reduce, 0.75 s each; unit 1 is still there when its backward pass
     # begins in the next visit, but is gathered again, as FSDP frees used parameters.
-    found = on(2, "fsdp", bus=SIZE)
-    assert found.communication_seconds == pytest.approx(6 * 0.75, rel=1e-3)
+    prediction = on(2, "fsdp", bus=SIZE)
+    assert prediction.communication_seconds == pytest.approx(6 * 0.75, rel=1e-3)
     # The first gather does not overlap, the update is halved, the last scatter is waited for.
-    assert found.seconds > 0.75 + 6.0 + 0.75 + 0.25
+    assert prediction.seconds > 0.75 + 6.0 + 0.75 + 0.25
     inside, across = (on(Layout(A100, 2, nodes), "hybrid", bus=100 * SIZE) for nodes in (1, 2))
     assert inside.seconds == on(2, "fsdp", bus=100 * SIZE).seconds
     assert across.communication_seconds > inside.communication_seconds  # all_reduces over machines
@@ -120,9 +120,9 @@ def test_fsdp_gathers_each_unit_twice_and_scatters_it_once() -> None:
 
 def test_inference_has_no_communication() -> None:
     forward = replace(TRACE, operations=TRACE.operations[:2])
-    found = on(8, "ddp", trace=forward, timed=timed_as([1.0, 1.0]))
-    assert found.communication_seconds == 0
-    assert found.seconds == pytest.approx(with_wait(2.0, 8, step=2.0), rel=1e-3)
+    prediction = on(8, "ddp", trace=forward, timed=timed_as([1.0, 1.0]))
+    assert prediction.communication_seconds == 0
+    assert prediction.seconds == pytest.approx(with_wait(2.0, 8, step=2.0), rel=1e-3)
 
 
 def test_trace_without_parameters_is_refused() -> None:
@@ -173,5 +173,5 @@ def test_gpus_with_same_shard_are_in_as_few_machines_as_possible(
     group: int, across: Layout, groups_per_node: int
 ) -> None:
     whole = Links(Layout(H100, 8, 4), CATALOGUE, 1.0)
-    found = _across(whole, replace(whole, layout=Layout(H100, group, 1)))
-    assert (found.layout, found.groups_per_node) == (across, groups_per_node)
+    links = _across(whole, replace(whole, layout=Layout(H100, group, 1)))
+    assert (links.layout, links.groups_per_node) == (across, groups_per_node)

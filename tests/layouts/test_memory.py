@@ -110,8 +110,8 @@ def test_tensors_of_a_rank_by_hand(words: str, gpus: int, nodes: int, lasting: f
 @pytest.mark.parametrize(("more", "share"), [("", 0.5), (",virtual=2", 0.625), (",schedule=gpipe", 1.0)])
 def test_interleaved_schedule_and_gpipe_keep_more_micro_batches(more: str, share: float) -> None:
     # Two blocks a stage; 2, 2 x 1.25 and 4 of four micro-batches at once.
-    found = tensors(f"ddp,pipeline=2,micro_batches=4{more}", 2, trace=with_activations(4))
-    assert found == pytest.approx(2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * share)
+    needed = tensors(f"ddp,pipeline=2,micro_batches=4{more}", 2, trace=with_activations(4))
+    assert needed == pytest.approx(2 * 4 * WEIGHT_BYTES + 2 * ACTIVATION_BYTES * share)
 
 
 def test_least_filled_stage_of_a_pipeline_holds_fewer_blocks() -> None:
@@ -154,8 +154,8 @@ def test_gathered_matmul_inputs_are_kept_whole_or_gathered_again(again: bool, ac
         )
         for block in range(2)
     ]
-    found = tensors(f"ddp,tensor=2,sequence,gather_again={again}", 2, trace=with_operations(*matmuls))
-    assert found == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * activations))
+    needed = tensors(f"ddp,tensor=2,sequence,gather_again={again}", 2, trace=with_operations(*matmuls))
+    assert needed == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * activations))
 
 
 @pytest.mark.parametrize(("words", "parts", "replicas"), [("ddp,tensor=2", 2, 1), ("ddp", 1, 2), ("zero1", 1, 2)])
@@ -163,10 +163,10 @@ def test_gradients_reduced_in_another_dtype_are_added_in_one_buffer(words: str, 
     half = replace(TRACE, parameters=tuple(replace(parameter, dtype="bfloat16") for parameter in TRACE.parameters))
     # nanotron and Megatron keep 4 bytes for each value, of a single replica and of two.
     elements = 2 * WEIGHT_BYTES / 4
-    without, found = (tensors(f"{words}{more}", 2, trace=half) for more in ("", ",reduce_dtype=float32"))
+    without, reduced = (tensors(f"{words}{more}", 2, trace=half) for more in ("", ",reduce_dtype=float32"))
     buckets = 2 * elements if replicas > 1 else 0  # torch's own, as large as the gradients
     # A gradient is freed when it was added to the buffer.
-    assert found == pytest.approx(without - buckets - 2 * WEIGHT_BYTES / parts + 4 * elements / parts)
+    assert reduced == pytest.approx(without - buckets - 2 * WEIGHT_BYTES / parts + 4 * elements / parts)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_temporary_tensors_of_the_loss_are_not_recomputed(words: str, count: int
     wrote = Operation(name="aten::relu", phase="backward", outputs=(lost,), module="head")
     read = Operation(name="aten::relu", phase="backward", inputs=(lost,), module="head")
     parts = parse_strategy(words).tensor
-    found = tensors(words, parts, trace=with_operations(wrote, read)) - 8 * WEIGHT_BYTES / parts
-    assert found == count * ACTIVATION_BYTES
+    needed = tensors(words, parts, trace=with_operations(wrote, read)) - 8 * WEIGHT_BYTES / parts
+    assert needed == count * ACTIVATION_BYTES
 
 
 def trace_with_gradient(weight_mebibytes: int, *operations: Operation, gradient: int) -> Trace:
@@ -345,9 +345,9 @@ def test_zero_shards_state_of_experts_among_gpus_with_same_experts(expert: int, 
     state = 2 * (experts + dense)
     trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
     single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
-    found = even_bytes(single, trace, Layout(H100, 8), Strategy(data="zero1", expert=expert))
-    assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
-    assert found / MEBIBYTE == pytest.approx(mebibytes)
+    needed = even_bytes(single, trace, Layout(H100, 8), Strategy(data="zero1", expert=expert))
+    assert needed == pytest.approx(3 * (dense + experts / expert) + state / 8)
+    assert needed / MEBIBYTE == pytest.approx(mebibytes)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

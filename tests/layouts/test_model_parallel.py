@@ -70,25 +70,25 @@ def stages_of(trace: Trace, words: str, seconds: list[float] | None = None) -> t
 
 def test_tensor_parallelism_divides_all_but_norms() -> None:
     # Norms whole, the rest halved: 2 x (0.3 + 7.0 / 2); half of the update.
-    found = step_on(2, "tensor=2", 2)
+    prediction = step_on(2, "tensor=2", 2)
     device = 2 * (NORMS + 3.5) + UPDATE / 2
-    assert found.seconds == pytest.approx(with_wait(device, 2), rel=1e-3)
-    assert found.device_seconds == pytest.approx(device, rel=1e-3)
-    assert found.forward_seconds == pytest.approx(2 * (0.1 + 1.5), rel=1e-3)
-    assert found.optimizer_seconds == pytest.approx(UPDATE / 2, rel=1e-3)
-    assert found.added_seconds == pytest.approx(found.seconds - found.device_seconds, rel=1e-3)
-    assert found.gpu == "2xA100-SXM-80GB"
-    assert found.verdict is not None
-    assert found.verdict.bound_by == "device"
-    assert any("Each block is split over 2 GPUs by heads and inner width" in note for note in found.notes)
+    assert prediction.seconds == pytest.approx(with_wait(device, 2), rel=1e-3)
+    assert prediction.device_seconds == pytest.approx(device, rel=1e-3)
+    assert prediction.forward_seconds == pytest.approx(2 * (0.1 + 1.5), rel=1e-3)
+    assert prediction.optimizer_seconds == pytest.approx(UPDATE / 2, rel=1e-3)
+    assert prediction.added_seconds == pytest.approx(prediction.seconds - prediction.device_seconds, rel=1e-3)
+    assert prediction.gpu == "2xA100-SXM-80GB"
+    assert prediction.verdict is not None
+    assert prediction.verdict.bound_by == "device"
+    assert any("Each block is split over 2 GPUs by heads and inner width" in note for note in prediction.notes)
 
 
 def test_all_reduces_of_a_block_are_exposed() -> None:
     # One projection a block leads back to the stream: one all_reduce forward, one backward, of two blocks. On two GPUs
     # the bus carries the message once, 0.25 s each; no slowdown, as no computation runs at the same time.
-    found = step_on(2, "tensor=2", 2, links=bus(STREAM_BYTES / 0.25))
-    assert found.communication_seconds == pytest.approx(4 * 0.25, rel=1e-3)
-    assert found.seconds == pytest.approx(with_wait((2 * (NORMS + 3.5) + UPDATE / 2 + 1.0), 2), rel=1e-3)
+    prediction = step_on(2, "tensor=2", 2, links=bus(STREAM_BYTES / 0.25))
+    assert prediction.communication_seconds == pytest.approx(4 * 0.25, rel=1e-3)
+    assert prediction.seconds == pytest.approx(with_wait((2 * (NORMS + 3.5) + UPDATE / 2 + 1.0), 2), rel=1e-3)
     # Without a backward pass, half of the all_reduces and no gradients.
     inference = step_on(2, "tensor=2", 4, links=bus(STREAM_BYTES / 0.25), trains=False)
     assert inference.communication_seconds == pytest.approx(2 * 0.25, rel=1e-3)
@@ -119,9 +119,9 @@ def test_slow_host_bounds_divided_step() -> None:
     trace, seconds = trace_of(2)
     (step,) = predict_steps(trace, timed_as(trace, seconds), [A100], host=host)
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
-    found = step_on(2, "tensor=2", 2, step=step, host=host)
-    assert found.device_seconds < 0.6 * usual.device_seconds
-    assert found.seconds == pytest.approx(with_wait(0.8 * usual.device_seconds, 2), rel=0.03)
+    prediction = step_on(2, "tensor=2", 2, step=step, host=host)
+    assert prediction.device_seconds < 0.6 * usual.device_seconds
+    assert prediction.seconds == pytest.approx(with_wait(0.8 * usual.device_seconds, 2), rel=0.03)
 
 
 def test_sequence_parallelism_divides_norms() -> None:
@@ -135,9 +135,9 @@ def test_sequence_parallelism_divides_norms() -> None:
 
 def test_tensor_parallelism_over_machines_uses_network() -> None:
     slow = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=STREAM_BYTES / 0.1)
-    found = step_on(2, "tensor=4", Layout(A100, 2, 2), links=slow)
+    prediction = step_on(2, "tensor=4", Layout(A100, 2, 2), links=slow)
     # Four all_reduces over two machines, as a tree: the message once through the network.
-    assert found.communication_seconds == pytest.approx(4 * 0.1, rel=0.01)
+    assert prediction.communication_seconds == pytest.approx(4 * 0.1, rel=0.01)
 
 
 def test_matmuls_hide_a_part_of_tensor_parallel_collectives() -> None:
@@ -152,8 +152,8 @@ def test_matmuls_hide_a_part_of_tensor_parallel_collectives() -> None:
 
 def test_context_parallelism_divides_tokens_and_adds_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     # Half of the passes on each GPU; the two replicas of the weights share no update.
-    found = step_on(2, "context=2", 2)
-    assert found.device_seconds == pytest.approx(2 * 7.3 / 2 + UPDATE, rel=NORMS_REL)
+    prediction = step_on(2, "context=2", 2)
+    assert prediction.device_seconds == pytest.approx(2 * 7.3 / 2 + UPDATE, rel=NORMS_REL)
     # Keys and values of 256 x 8 x 128 x 4 samples in float32, three rings of a block, on two GPUs half of them over
     # the link; attention takes 1.5 s a block and hides them.
     ring = 2 * TOKENS * HIDDEN * 4
@@ -161,13 +161,13 @@ def test_context_parallelism_divides_tokens_and_adds_rings(monkeypatch: pytest.M
     slower = step_on(2, "context=2", 2, links=bus(rate))
     gradients = 2 * WEIGHT_BYTES / rate
     assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + OVERLAP_COSTS.slowdown * gradients, rel=0.02)
-    assert slower.seconds - found.seconds < 2 * gradients * OVERLAP_COSTS.slowdown
+    assert slower.seconds - prediction.seconds < 2 * gradients * OVERLAP_COSTS.slowdown
     # The implementation of the ring is unknown. At the high end, attention is dealt out unevenly: the last of two GPUs
     # has 1.5 blocks instead of one, half of the attention's 2 x (1 + 2) / 2 s again.
     monkeypatch.setattr(model_parallel, "ring_overhead", lambda _context: np.zeros(3))
     exact = step_on(2, "context=2", 2)
-    assert exact.seconds == found.seconds
-    assert found.high_seconds - exact.high_seconds == pytest.approx(1.5, rel=0.02)
+    assert exact.seconds == prediction.seconds
+    assert prediction.high_seconds - exact.high_seconds == pytest.approx(1.5, rel=0.02)
     model = split_model(trace_of(2)[0])
     unfused = replace(model, blocks=tuple(replace(block, ring_bytes=0.0) for block in model.blocks))
     with pytest.raises(InvalidArgumentError, match=r"context=2 passes keys and values.*needs fused attention"):
@@ -185,8 +185,8 @@ def test_recomputation_repeats_forward_passes_and_their_all_reduces() -> None:
     assert none < operations < full
     # One all_reduce a block forward and one backward; recomputation repeats the forward one.
     for what, count in (("none", 4), ("full", 6)):
-        found = step_on(2, f"tensor=2,recompute={what}", 2, links=bus(STREAM_BYTES / 0.25))
-        assert found.communication_seconds == pytest.approx(count * 0.25, rel=1e-3)
+        prediction = step_on(2, f"tensor=2,recompute={what}", 2, links=bus(STREAM_BYTES / 0.25))
+        assert prediction.communication_seconds == pytest.approx(count * 0.25, rel=1e-3)
     trace, _ = trace_of(2)
     twice = tuple(replace(each, phase="backward") for each in trace.operations[:8]) * 2
     again = replace(trace, operations=(*trace.operations[:8], *twice, *trace.operations[8:]))
@@ -220,31 +220,31 @@ def test_recomputed_operations_of_a_block(names: Sequence[str], recompute: Recom
 
 def test_pipeline_of_two_stages() -> None:
     # Two blocks a stage, four micro-batches: 2 x 7.3 / 4 s each; 4 + 2 - 1 turns, and half of the update.
-    found = step_on(4, "pipeline=2,micro_batches=4", 2)
-    assert found.seconds == pytest.approx(with_wait((5 * 2 * 7.3 / 4 + UPDATE / 2), 2), rel=NORMS_REL)
+    prediction = step_on(4, "pipeline=2,micro_batches=4", 2)
+    assert prediction.seconds == pytest.approx(with_wait((5 * 2 * 7.3 / 4 + UPDATE / 2), 2), rel=NORMS_REL)
     # A GPU computes in four of the five turns.
-    assert found.device_seconds == pytest.approx(2 * 7.3 + UPDATE / 2, rel=NORMS_REL)
-    assert found.forward_seconds == pytest.approx(5 * 2 * FORWARD / 4, rel=0.1)  # norms are more of it
+    assert prediction.device_seconds == pytest.approx(2 * 7.3 + UPDATE / 2, rel=NORMS_REL)
+    assert prediction.forward_seconds == pytest.approx(5 * 2 * FORWARD / 4, rel=0.1)  # norms are more of it
     assert any(
-        "2 stages split the recorded batch into 4 micro-batches" in note and "20 %" in note for note in found.notes
+        "2 stages split the recorded batch into 4 micro-batches" in note and "20 %" in note for note in prediction.notes
     )
     # Each stage sends one activation or gradient of a quarter of the stream a micro-batch: 0.1 s; five turns.
     slower = step_on(4, "pipeline=2,micro_batches=4", 2, links=bus(STREAM_BYTES / 4 / 0.1))
     assert slower.communication_seconds == pytest.approx(4 * 0.1, rel=1e-2)
-    assert slower.seconds - found.seconds == pytest.approx(5 * 0.1, rel=3e-2)
+    assert slower.seconds - prediction.seconds == pytest.approx(5 * 0.1, rel=3e-2)
 
 
 def test_slowest_stage_limits_pipeline() -> None:
     # Three blocks in two stages, two of them in the first one: 7.3 and 3.65 s a micro-batch. The first one passes both,
     # the second one waits for the longer.
-    found = step_on(3, "pipeline=2,micro_batches=2", 2)
-    assert found.seconds == pytest.approx(with_wait((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3), 2), rel=NORMS_REL)
+    prediction = step_on(3, "pipeline=2,micro_batches=2", 2)
+    assert prediction.seconds == pytest.approx(with_wait((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3), 2), rel=NORMS_REL)
 
 
 def test_interleaved_pipeline_has_half_the_bubble_and_more_transfers() -> None:
     # Four blocks, two stages of two parts each, four micro-batches of 14.6 / 4 s a stage: 4 + 1 / 2 turns.
-    found = step_on(4, "pipeline=2,virtual=2,micro_batches=4", 2)
-    assert found.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=NORMS_REL)
+    prediction = step_on(4, "pipeline=2,virtual=2,micro_batches=4", 2)
+    assert prediction.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=NORMS_REL)
     # Each micro-batch is sent three times as often between the two: out, back and out again.
     trace, seconds = trace_of(4)
     words = "pipeline=2,micro_batches=4"
@@ -262,18 +262,18 @@ def test_zero_bubble_pipeline_fills_bubble_with_weight_gradients() -> None:
     strategy = parse_strategy("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
     assert bubble_ratio(strategy, 1 / 3) == pytest.approx(1 / 3)
     assert bubble_ratio(replace(strategy, schedule="1f1b"), 1 / 3) == 1
-    found = step_on(4, strategy, 2)
-    assert found.seconds <= step_on(4, "pipeline=2,micro_batches=4", 2).seconds
-    assert any("gradients of weights where a stage would wait" in note for note in found.notes)
+    prediction = step_on(4, strategy, 2)
+    assert prediction.seconds <= step_on(4, "pipeline=2,micro_batches=4", 2).seconds
+    assert any("gradients of weights where a stage would wait" in note for note in prediction.notes)
 
 
 def test_micro_batches_without_pipeline_run_one_after_another() -> None:
     # Four times a quarter, and one update; gradients are exchanged at the same time as the last one.
     links = bus(WEIGHT_BYTES / 0.5)
-    found, whole = (step_on(2, words, 2, links=links) for words in ("micro_batches=4", "ddp"))
-    assert found.device_seconds == pytest.approx(whole.device_seconds, rel=NORMS_REL)
-    assert found.communication_seconds == pytest.approx(whole.communication_seconds, rel=NORMS_REL)
-    assert found.seconds >= whole.seconds
+    split, whole = (step_on(2, words, 2, links=links) for words in ("micro_batches=4", "ddp"))
+    assert split.device_seconds == pytest.approx(whole.device_seconds, rel=NORMS_REL)
+    assert split.communication_seconds == pytest.approx(whole.communication_seconds, rel=NORMS_REL)
+    assert split.seconds >= whole.seconds
     same = step_on(without_modules(2), "micro_batches=4", 2, step=single(2))
     assert same.seconds == pytest.approx(step_on(2, "micro_batches=4", 2).seconds, rel=1e-2)
 
@@ -385,9 +385,9 @@ def moved(experts: int, words: str) -> float:
     """Return the communication of replicas of two blocks of experts on eight GPUs, over a bus of 1 GiB/s."""
     trace, seconds = mixture(2, experts)
     strategy = parse_strategy(words)
-    found = step_on(trace, strategy, 8, seconds=seconds, links=bus(2**30)).communication_seconds
+    communication = step_on(trace, strategy, 8, seconds=seconds, links=bus(2**30)).communication_seconds
     routed = 2 * 4 * (strategy.expert - 1) / strategy.expert * TOKENS * HIDDEN * 4 / 2**30  # four all-to-alls a layer
-    return found - (routed if strategy.expert > 1 else 0.0)
+    return communication - (routed if strategy.expert > 1 else 0.0)
 
 
 def test_tokens_are_sent_to_distributed_experts() -> None:
@@ -545,6 +545,6 @@ def test_note_names_work_of_unknown_shape() -> None:
 )
 def test_verdict_of_divided_step(words: str, count: int, rate: float, scale: float, bound_by: str) -> None:
     trace, seconds = trace_of(4)
-    found = step_on(trace, words, count, seconds=[scale * each for each in seconds], links=bus(rate))
-    assert found.verdict is not None
-    assert found.verdict.bound_by == bound_by
+    prediction = step_on(trace, words, count, seconds=[scale * each for each in seconds], links=bus(rate))
+    assert prediction.verdict is not None
+    assert prediction.verdict.bound_by == bound_by

@@ -51,10 +51,10 @@ def test_exposed_collectives_lengthen_all_segments_except_the_last() -> None:
 def test_interval_of_a_collective() -> None:
     layout = Layout(H100, 8)
     alone = collective_seconds("all_reduce", [1e8], layout)
-    (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
-    assert found[1] == 2 * alone.middle[0]
+    (times,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
+    assert times[1] == 2 * alone.middle[0]
     # The machine of the catalogue was not measured; a user's bandwidth is taken as given.
-    assert found[2] == pytest.approx(2 * alone.high[0] * ASSUMED_SPREAD)
+    assert times[2] == pytest.approx(2 * alone.high[0] * ASSUMED_SPREAD)
     said = Interconnect(intra_node_bytes_per_second=1e9)
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
     assert exact[2] == collective_seconds("all_reduce", [1e8], layout, interconnect=said).high[0]

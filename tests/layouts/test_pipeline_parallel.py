@@ -34,9 +34,9 @@ def test_numbers_of_blocks_per_stage_differ_by_at_most_one(blocks: int, stages: 
         with pytest.raises(InvalidArgumentError, match=f"pipeline={stages} stages for {blocks} transformer block"):
             stage_of_blocks(blocks, stages)
         return
-    found = stage_of_blocks(blocks, stages)
-    counts = [found.count(stage) for stage in range(stages)]
-    assert list(found) == sorted(found)
+    assigned = stage_of_blocks(blocks, stages)
+    counts = [assigned.count(stage) for stage in range(stages)]
+    assert list(assigned) == sorted(assigned)
     assert sum(counts) == blocks
     assert max(counts) - min(counts) <= 1
 
@@ -151,8 +151,8 @@ def test_operations_outside_blocks_belong_to_preceding_block() -> None:
     ]
     update: list[tuple[Phase, str | None]] = [("optimizer", None), ("other", None)]
     work = [Operation(name="any", phase=phase, module=module) for phase, module in (*one_batch, *one_batch, *update)]
-    found = list(stages_of(work, {"layers.0": 0, "layers.1": 1}, (0, 1)))
-    assert found == [0, 0, 0, 1, 1, 1, 1, 0, 0] * 2 + [None, None]
+    assigned = list(stages_of(work, {"layers.0": 0, "layers.1": 1}, (0, 1)))
+    assert assigned == [0, 0, 0, 1, 1, 1, 1, 0, 0] * 2 + [None, None]
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def memory_of(model: str) -> RankMemory:
 
 
 def step(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> StepPrediction:
-    found = layout_of(layout)
+    parsed = layout_of(layout)
     names = GPUS if "fp8" not in words else GPUS[:1]  # the others refuse it
     step, steps = shared(model, names)
-    row = names.index(found.gpu.name)
-    return step.on_layout(found, steps[row], row, parse_strategy(words), links)
+    row = names.index(parsed.gpu.name)
+    return step.on_layout(parsed, steps[row], row, parse_strategy(words), links)
 
 
 def seconds(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> float:
@@ -134,8 +134,8 @@ def test_equivalent_strategies_are_equal() -> None:
     )
     for one, other in ways:
         for gpu in GPUS:
-            for found in (seconds, memory):
-                assert found(f"2x8x{gpu}", one) == pytest.approx(found(f"2x8x{gpu}", other))
+            for measure in (seconds, memory):
+                assert measure(f"2x8x{gpu}", one) == pytest.approx(measure(f"2x8x{gpu}", other))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -209,8 +209,8 @@ def test_float8_on_hopper_is_faster_with_a_wider_interval() -> None:
 def test_throughput_is_between_1_and_80_percent_of_peak(words: str) -> None:
     operations = 6 * trainable_parameter_count(trace_of(DENSE)) * SAMPLES * LENGTH
     for layout in (f"8x{GPUS[0]}", f"128x8x{GPUS[0]}"):
-        strategy, found = parse_strategy(words), layout_of(layout)
-        each = strategy.replicas(found) * operations / found.count / seconds(layout, words)
+        strategy, parsed = parse_strategy(words), layout_of(layout)
+        each = strategy.replicas(parsed) * operations / parsed.count / seconds(layout, words)
         assert 0.01 < each / find_gpu(GPUS[0]).peak_flops_per_second["bfloat16"] < 0.8
 
 

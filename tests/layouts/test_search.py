@@ -70,7 +70,7 @@ def test_search_finds_best_of_all_strategies(layout: Layout, scale: float, batch
         if memory(strategy) <= usable
     ]
     counts: list[tuple[int, int]] = []
-    found = best_strategies(
+    ranked = best_strategies(
         shared,
         layout,
         step,
@@ -82,7 +82,7 @@ def test_search_finds_best_of_all_strategies(layout: Layout, scale: float, batch
         on_progress=lambda done, of: counts.append((done, of)),
     )
     assert len(everything) > 5
-    assert [one.seconds_per_batch for one in found] == pytest.approx(sorted(everything)[:5])
+    assert [candidate.seconds_per_batch for candidate in ranked] == pytest.approx(sorted(everything)[:5])
     assert counts[-1] == (len(everything), len(everything))
 
 
@@ -100,7 +100,7 @@ def test_sequence_parallelism_communicates_as_much_in_twice_the_calls() -> None:
     # A reduce-scatter and an all-gather move what an all-reduce does, and wait for the links twice.
     shared, step = prepared(4)
     bounds, layout = Bounds(shared, step, 0, CATALOGUE), Layout(A100, 4)
-    plain, sequence = (bounds._exchanging(Strategy(tensor=4, sequence=one), layout) for one in (False, True))
+    plain, sequence = (bounds._exchanging(Strategy(tensor=4, sequence=enabled), layout) for enabled in (False, True))
     assert plain < sequence < 2 * plain
 
 
@@ -114,7 +114,7 @@ def check_search(
         assert bounds.lower_bound_seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
         times[strategy] = seconds / strategy.replicas(layout)
     best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5, fp8=fp8)
-    assert [one.seconds_per_batch for one in best] == pytest.approx(sorted(times.values())[:5])
+    assert [candidate.seconds_per_batch for candidate in best] == pytest.approx(sorted(times.values())[:5])
     return best[0].strategy
 
 
@@ -126,7 +126,7 @@ def test_search_covers_context_and_expert_parallelism(monkeypatch: pytest.Monkey
     check_search(shared, step, layout, strategies)
     # Four experts over one, two or four replicas; rings of two, half of a sequence on each, leave two replicas.
     whole = [strategy for strategy in strategies if strategy.model_parallel == 1 and strategy.recompute == "none"]
-    degrees = {(one.context, one.expert) for one in whole if one.data in ("ddp", "zero1")}
+    degrees = {(strategy.context, strategy.expert) for strategy in whole if strategy.data in ("ddp", "zero1")}
     assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)}
     assert {strategy.expert for strategy in strategies if strategy.data == "fsdp"} == {1}
 
@@ -136,7 +136,7 @@ def test_search_covers_float8_if_allowed() -> None:
     layout = Layout(H100, 4)
     strategies = list(candidates(shared, layout, fp8="tensorwise"))
     without = [strategy for strategy in strategies if strategy.fp8 is None]
-    assert set(strategies) == {*without, *(replace(one, fp8="tensorwise") for one in without)}
+    assert set(strategies) == {*without, *(replace(strategy, fp8="tensorwise") for strategy in without)}
     assert len(strategies) == 2 * len(without)
     assert {one.last_stage for one in without if one.pipeline == 2 and one.virtual == 1} == {None, 1}  # of four blocks
     assert check_search(shared, step, layout, strategies, "tensorwise").fp8 == "tensorwise"
@@ -147,11 +147,11 @@ def test_every_strategy_reaches_global_batch_with_small_micro_batches(count: int
     shared, _ = prepared(4)
     samples, layout = shared.trace.samples or 0, Layout(A100, count)
     batch = BatchLimits(global_batch=16 * samples, max_micro_batch=1)
-    found = list(candidates(shared, layout, batch=batch))
-    assert {one.model_parallel for one in found} >= {1, 2, 4}
-    for one in found:
-        assert one.replicas(layout) * one.accumulate * samples == batch.global_batch
-        assert one.micro_batches == samples
+    strategies = list(candidates(shared, layout, batch=batch))
+    assert {strategy.model_parallel for strategy in strategies} >= {1, 2, 4}
+    for strategy in strategies:
+        assert strategy.replicas(layout) * strategy.accumulate * samples == batch.global_batch
+        assert strategy.micro_batches == samples
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,4 @@ def test_model_without_blocks_is_not_divided() -> None:
     nameless = replace(shared.trace, operations=tuple(replace(each, module=None) for each in shared.trace.operations))
     alone = MultiGpuStep(nameless, shared.timed, [A100], models=MODELS)
     found = best_strategies(alone, Layout(A100, 2), step, 0, lambda _: None, usable_bytes=1.0, wanted=3)
-    assert {one.strategy.model_parallel for one in found} == {1}
+    assert {candidate.strategy.model_parallel for candidate in found} == {1}

@@ -149,9 +149,9 @@ def test_data_parallel_group_by_hand(
     per_node: int, nodes: int, strategy: Strategy, group: tuple[int, int, int]
 ) -> None:
     layout = Layout(A100, per_node, nodes)
-    found = data_group(Links(layout, CATALOGUE), strategy)
-    assert (found.layout.gpus_per_node, found.layout.nodes, found.groups_per_node) == group
-    assert found.layout.count == strategy.replicas(layout)
+    links = data_group(Links(layout, CATALOGUE), strategy)
+    assert (links.layout.gpus_per_node, links.layout.nodes, links.groups_per_node) == group
+    assert links.layout.count == strategy.replicas(layout)
 
 
 def test_tensor_parallel_group_over_machines() -> None:

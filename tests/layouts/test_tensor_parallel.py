@@ -223,12 +223,12 @@ def test_tensor_degree_must_divide_heads(heads: int, kv_heads: int, tensor: int,
 
 def sharded_seconds(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
     timed = timed_as(TRACE, SECONDS)
-    found = WorkSharder(TRACE, timed, split_model(TRACE), ShapeTimer([A100], MODELS)).shard(
+    sharded = WorkSharder(TRACE, timed, split_model(TRACE), ShapeTimer([A100], MODELS)).shard(
         ShardSpec(degree, micro_batches, updated)
     )
-    low_by_middle = found.interval.low / found.seconds
+    low_by_middle = sharded.interval.low / sharded.seconds
     np.testing.assert_allclose(low_by_middle, timed.interval.low / timed.seconds)
-    seconds: list[float] = found.seconds[0].tolist()
+    seconds: list[float] = sharded.seconds[0].tolist()
     return seconds
 
 
@@ -238,12 +238,12 @@ def test_seconds_follow_share_of_work() -> None:
     assert sharded_seconds(2, updated=0.5) == pytest.approx([*block * 2, *backward * 2, 0.25], rel=1e-6)
     # A quarter of the rows: everything but the update.
     quarters = [seconds / 4 for seconds in SECONDS[:-1]] + [0.5]
-    found = sharded_seconds(1, micro_batches=4)
+    times = sharded_seconds(1, micro_batches=4)
     norms = (
         0,
         4,
     )  # of the forward pass: fewer rows fill fewer multiprocessors, so that a quarter takes longer than that
-    for index, (seconds, quarter) in enumerate(zip(found, quarters, strict=True)):
+    for index, (seconds, quarter) in enumerate(zip(times, quarters, strict=True)):
         if index in norms:
             assert quarter <= seconds <= 4 * quarter
         else:
@@ -282,14 +282,14 @@ def test_more_gpus_never_increase_work_of_each(
     target = gpu(card)
     models = kernel_models((target.name,)) if with_models else None
     timed = timed_as(trace, [1.0] * len(operations))
-    found = [
+    ratios = [
         WorkSharder(trace, timed, split_model(trace), ShapeTimer([target], models))
         .shard(ShardSpec(degree, parts))
         .seconds[0]
         for degree in (1, 2, 3, 4, 6, 12)
     ]
-    assert (found[0] <= 1).all()
-    for fewer, more in pairwise(found):
+    assert (ratios[0] <= 1).all()
+    for fewer, more in pairwise(ratios):
         assert (more <= fewer).all()
 
 

@@ -131,9 +131,9 @@ def test_blocks_never_overlap_and_freed_memory_can_be_released(
         living.append(block)
         if frees:
             allocator.free(living.pop(0))
-        spans = sorted((one.address, one.address + one.size) for one in living)
+        spans = sorted((chunk.address, chunk.address + chunk.size) for chunk in living)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-        assert allocator.allocated_bytes == sum(one.size for one in living) <= allocator.reserved_bytes
+        assert allocator.allocated_bytes == sum(chunk.size for chunk in living) <= allocator.reserved_bytes
         unused, before = allocator.unused_bytes, allocator.reserved_bytes
         if frees and not expandable:  # an expandable segment also releases part of itself
             allocator.empty_cache()

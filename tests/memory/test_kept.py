@@ -34,28 +34,28 @@ def traces(name: str) -> dict[str, Trace]:
 
 @pytest.mark.parametrize("name", ["many calls", "gpt2", "resnet", "tabular", "dlrm", "vit"])
 def test_memory_matches_kept_values(kept: Kept, name: str) -> None:
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for word, trace in traces(name).items():
         need = step_memory(trace)
-        found[word] = (
+        values[word] = (
             [] if need is None else [need.persistent_bytes, need.temporary_bytes, need.update_bytes, need.slack_bytes]
         )
     trace = traces(name)["as recorded"]
-    found["allocator"] = [gradient_bytes(trace), least_reserved_bytes(blocks_of(trace))]
+    values["allocator"] = [gradient_bytes(trace), least_reserved_bytes(blocks_of(trace))]
     parts = memory_breakdown(trace, gpu("H100-SXM-80GB"))
-    found["parts"] = (
+    values["parts"] = (
         [] if parts is None else [value for value in numbers(parts.parts) if isinstance(value, int | float)]
     )
-    kept(f"memory of {name}", found)
+    kept(f"memory of {name}", values)
 
 
 def test_memory_of_gpus_matches_kept_values(kept: Kept) -> None:
-    found = {}
+    values = {}
     for name in GPUS:
-        one = gpu(name)
-        found[name] = [
-            context_bytes(one).middle,
-            context_bytes(one, release=(1, 12)).middle,
-            nccl_bytes(one, communicators=3, all_to_all_peers=5).middle,
+        card = gpu(name)
+        values[name] = [
+            context_bytes(card).middle,
+            context_bytes(card, release=(1, 12)).middle,
+            nccl_bytes(card, communicators=3, all_to_all_peers=5).middle,
         ]
-    kept("gpus", found)
+    kept("gpus", values)

@@ -62,8 +62,8 @@ class Layered(nn.Module):
         for layer in self.layers:
             result = layer(data) if run is None else run(layer, data)
             data = data + result if self.residual else result
-        found: torch.Tensor = self.last(data)
-        return found
+        output: torch.Tensor = self.last(data)
+        return output
 
 
 class Attention(nn.Module):
@@ -79,8 +79,8 @@ class Attention(nn.Module):
         qkv = self.qkv(self.norm(data)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         shares = (query @ key.transpose(-1, -2) / 4).softmax(-1)
-        found: torch.Tensor = self.out((shares @ value).transpose(1, 2).reshape(batch, length, width))
-        return found
+        output: torch.Tensor = self.out((shares @ value).transpose(1, 2).reshape(batch, length, width))
+        return output
 
 
 class Recurrent(nn.Module):

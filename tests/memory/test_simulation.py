@@ -236,10 +236,10 @@ def test_tensors_are_at_most_allocated_and_allocated_at_most_reserved(expandable
         optimizer.step()
 
     blocks = blocks_of(lp.capture(step, warmup_steps=1))
-    found = simulated(blocks, expandable_segments=expandable)
+    peaks = simulated(blocks, expandable_segments=expandable)
     tensors = max(moment.total_bytes for moment in fullest_moments(blocks))
-    assert tensors <= found.allocated_bytes <= found.reserved_bytes
-    assert found.reserved_bytes < 1.5 * tensors
+    assert tensors <= peaks.allocated_bytes <= peaks.reserved_bytes
+    assert peaks.reserved_bytes < 1.5 * tensors
 
 
 class WithBuffer(nn.Module):
@@ -311,7 +311,7 @@ def test_unfused_attention_keeps_its_probabilities(
         attend(query, key, value, attn_mask=mask, dropout_p=dropout).sum().backward()
 
     trace = captured(step)
-    attention = next(index for index, one in enumerate(trace.operations) if "attention" in one.name)
+    attention = next(index for index, operation in enumerate(trace.operations) if "attention" in operation.name)
     kept = sum(storage.size_bytes for storage in written_storages(trace) if storage.allocated_at == attention)
     result = query.numel() * query.element_size()
     assert kept - result == kept_mebibytes * MEBIBYTE

@@ -13,8 +13,8 @@ from lightning_predict.record.named_models.options import StepOptions
 
 
 def test_name_starts_with_a_library() -> None:
-    found = parse_model_name("hf:Qwen/Qwen2.5-7B")
-    assert (found.library, found.name, found.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
+    parsed = parse_model_name("hf:Qwen/Qwen2.5-7B")
+    assert (parsed.library, parsed.name, parsed.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
 
 
 @pytest.mark.parametrize("text", ["knows-this", "keras:resnet50", "hf:", ""])
@@ -42,9 +42,9 @@ def test_configuration_in_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen2.5-7B", "Qwen2.5-7B", "Meta-Llama-3.1-8B-Instruct-bnb-4bit"])
 def test_name_without_a_library_is_found_among_what_ships(text: str) -> None:
-    found = parse_model_name(text)
-    assert found.library == "hf"
-    assert shipped("hf", found.name)
+    parsed = parse_model_name(text)
+    assert parsed.library == "hf"
+    assert shipped("hf", parsed.name)
 
 
 def test_name_without_a_library_is_looked_up_in_timm_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_folder_with_a_configuration_is_read(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
     for text in (str(folder), str(folder / "config.json"), f"{library}:{folder}"):
-        found = parse_model_name(text)
-        assert (found.library, found.name, found.configuration) == (library, name, content)
+        parsed = parse_model_name(text)
+        assert (parsed.library, parsed.name, parsed.configuration) == (library, name, content)
 
 
 def test_denoiser_of_a_pipeline_is_found(tmp_path: Path) -> None:
@@ -95,15 +95,15 @@ def test_configuration_of_an_unknown_library_is_rejected(tmp_path: Path) -> None
 
 
 def test_shipped_configuration_has_source_and_aliases() -> None:
-    found = shipped("hf", "qwen/qwen2.5-7b-instruct")
-    assert found.name == "Qwen/Qwen2.5-7B"
-    assert found.config["num_key_value_heads"] == 4
-    assert found.url.startswith("https://")
-    assert found.date >= "2026"
+    entry = shipped("hf", "qwen/qwen2.5-7b-instruct")
+    assert entry.name == "Qwen/Qwen2.5-7B"
+    assert entry.config["num_key_value_heads"] == 4
+    assert entry.url.startswith("https://")
+    assert entry.date >= "2026"
 
 
 def test_every_shipped_configuration_can_be_read() -> None:
-    models = {one.name for library in ("hf", "diffusers") for one in shipped_models(library).values()}
+    models = {model.name for library in ("hf", "diffusers") for model in shipped_models(library).values()}
     assert len(models) >= 150
 
 

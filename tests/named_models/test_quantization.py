@@ -45,7 +45,7 @@ def recorded(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> Trace:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [one for one in model.parameters() if one.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -56,7 +56,7 @@ def test_4_bit_layer_stores_half_a_byte_per_value_and_scales(double: bool) -> No
     tensors = [*layer.parameters(), *layer.buffers()]
     blocks = VALUES // 64
     scales = blocks + 4 * blocks // 256 if double else 4 * blocks
-    assert sum(one.numel() * one.element_size() for one in tensors) == VALUES // 2 + scales
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) == VALUES // 2 + scales
     assert isinstance(model[2], nn.Linear)  # the head stays
     assert not isinstance(model[2], Linear4bit)
     whole = 10 * WIDTH + 3 * VALUES + 10 * WIDTH + 10
@@ -67,8 +67,8 @@ def test_weight_is_dequantized_in_both_passes() -> None:
     model = model_of()
     as_4bit(model, compute_dtype=torch.bfloat16)
     trace = recorded(model, torch.optim.AdamW(trained(model)))
-    found = Counter(one.phase for one in trace.operations if one.name == "lightning_predict::dequantize_4bit")
-    assert found == {"forward": 3, "backward": 3}
+    counts = Counter(one.phase for one in trace.operations if one.name == "lightning_predict::dequantize_4bit")
+    assert counts == {"forward": 3, "backward": 3}
     prediction = lp.predict(trace, ["RTX-4090"], history=False)["RTX-4090"]
     assert not [note for note in prediction.notes if "unknown" in note]
 
@@ -77,8 +77,8 @@ def test_frozen_layers_need_less_memory_in_4_bits() -> None:
     plain, packed = model_of(blocks=40), model_of(blocks=40)
     as_4bit(packed, compute_dtype=torch.bfloat16)
     allocated = [
-        lp.predict(recorded(one, torch.optim.AdamW(trained(one))), ["T4"], history=False)["T4"].memory.allocated
-        for one in (plain, packed)
+        lp.predict(recorded(model, torch.optim.AdamW(trained(model))), ["T4"], history=False)["T4"].memory.allocated
+        for model in (plain, packed)
     ]
     # 16 bits against 4 bits and a float32 scale for each block of 64; one weight is dequantized at the peak
     saved = 40 * VALUES * (2 - 0.5 - 4 / 64) - 2 * VALUES
@@ -105,11 +105,11 @@ def test_optimizer_states_have_the_expected_size(bits: Any, paged: bool, state_b
         optimizer.zero_grad()
 
     trace = lp.capture(step)
-    states = [one for one in optimizer.state[layer.weight].values() if one.numel() != 256]
-    assert sum(one.untyped_storage().nbytes() for one in states) == pytest.approx(state_bytes, abs=8)
-    (update,) = [one for one in trace.operations if "optimizer_update" in one.name]
+    states = [state for state in optimizer.state[layer.weight].values() if state.numel() != 256]
+    assert sum(state.untyped_storage().nbytes() for state in states) == pytest.approx(state_bytes, abs=8)
+    (update,) = [operation for operation in trace.operations if "optimizer_update" in operation.name]
     # Paged states are moved as others are: each value once in, once out
-    assert sum(one.size_bytes for one in update.inputs) >= (8 + 2 * bits // 8) * VALUES
+    assert sum(tensor.size_bytes for tensor in update.inputs) >= (8 + 2 * bits // 8) * VALUES
     paged_gib = 2 * VALUES * bits // 8 / 2**30
     expected = f"{paged_gib:.2f} GiB of the optimizer's states are paged"
     assert [note.startswith(expected) for note in trace.notes] == [True] * paged
@@ -121,7 +121,7 @@ def test_small_states_keep_32_bits() -> None:
     optimizer = BlockwiseAdamW(layer.parameters(), paged=True)
     layer(data).sum().backward()
     optimizer.step()
-    assert [one.dtype for one in optimizer.state[layer.weight].values()] == [torch.float32] * 2
+    assert [state.dtype for state in optimizer.state[layer.weight].values()] == [torch.float32] * 2
     with pytest.raises(InvalidArgumentError, match="takes no closure"):
         optimizer.step(lambda: None)
 
@@ -155,12 +155,12 @@ def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
     note = trace.notes[0]
     assert "AdamW with states in 8 bits" in note
     assert "layers in 4 bits (nf4, double quantization)" in note
-    packed = [one for one in trace.parameters if one.dtype == "uint8"]
+    packed = [parameter for parameter in trace.parameters if parameter.dtype == "uint8"]
     width, layers = GPT2["n_embd"], GPT2["n_layer"]
-    assert sum(math.prod(one.shape) for one in packed) == layers * 12 * width**2 // 2  # type: ignore[operator]
+    assert sum(math.prod(parameter.shape) for parameter in packed) == layers * 12 * width**2 // 2  # type: ignore[operator]
     assert {one.dtype for one in trace.parameters} == {"uint8", "bfloat16", "float32"}  # others and adapters
     trace = lp.step_of(gpt2, length=64, lora=4, quantization="nf4", recipe="float32-rest")
-    assert {one.dtype for one in trace.parameters} == {"uint8", "float32"}  # as PEFT prepares a model
+    assert {parameter.dtype for parameter in trace.parameters} == {"uint8", "float32"}  # as PEFT prepares a model
     assert "0.142 M parameters" in note  # 140,288 as without quantization, and 2,048 of the adapters
 
 

@@ -51,13 +51,13 @@ def recorded(model: nn.Module, loss: Callable[[], torch.Tensor], *, samples: int
 
 def operations(trace: Trace) -> list[tuple[Any, ...]]:
     """What determines the times of operations."""
-    return [(one.name, one.phase, one.inputs, one.outputs) for one in trace.operations]
+    return [(operation.name, operation.phase, operation.inputs, operation.outputs) for operation in trace.operations]
 
 
 def check_same(named: Trace, own: Trace) -> None:
     """The same operations, and therefore the same times and memory."""
-    assert [one[:2] for one in operations(named)] == [one[:2] for one in operations(own)]
-    ours, theirs = (lp.predict(one, ["A100-SXM-40GB"], history=False)["A100-SXM-40GB"] for one in (named, own))
+    assert [operation[:2] for operation in operations(named)] == [operation[:2] for operation in operations(own)]
+    ours, theirs = (lp.predict(trace, ["A100-SXM-40GB"], history=False)["A100-SXM-40GB"] for trace in (named, own))
     # The host's part is measured in each recording: the device's work must agree exactly
     assert ours.memory_bytes == theirs.memory_bytes
     assert ours.step.device_seconds == pytest.approx(theirs.step.device_seconds, rel=1e-9)
@@ -129,10 +129,10 @@ def test_only_adapters_are_trained(gpt2: str) -> None:
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4)
     # c_attn of each block: 64 x 192; A has 4 x 64 values and B 192 x 4
-    trained = [one for one in trace.parameters if one.requires_grad]
-    assert sum(math.prod(one.shape) for one in trained) == 2 * 4 * (64 + 192)
-    assert {one.dtype for one in trained} == {"float32"}
-    assert {one.dtype for one in trace.parameters if not one.requires_grad} == {"bfloat16"}
+    trained = [parameter for parameter in trace.parameters if parameter.requires_grad]
+    assert sum(math.prod(parameter.shape) for parameter in trained) == 2 * 4 * (64 + 192)
+    assert {parameter.dtype for parameter in trained} == {"float32"}
+    assert {parameter.dtype for parameter in trace.parameters if not parameter.requires_grad} == {"bfloat16"}
     assert "LoRA of rank 4 in c_attn" in trace.notes[0]
 
 
@@ -163,7 +163,7 @@ def test_adapters_are_trained_in_the_stated_precision(
 def test_adapters_can_have_the_dtype_of_the_model(gpt2: str) -> None:
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, lora_targets=["c_attn", "c_proj"], recipe="16-bit-adapters")
-    assert {one.dtype for one in trace.parameters} == {"bfloat16"}
+    assert {parameter.dtype for parameter in trace.parameters} == {"bfloat16"}
     assert "LoRA of rank 4 in c_attn, c_proj, adapters in bfloat16" in trace.notes[0]
 
 
@@ -215,17 +215,17 @@ def test_16_bit_model_runs_under_autocast(gpt2: str) -> None:
     with torch.device("meta"):
         layer, rows = nn.Linear(8, 8, dtype=torch.bfloat16), torch.empty(4, 8)
     own = lp.capture(lambda: layer(rows).sum().backward(), precision="bf16-mixed")
-    assert {one.dtype for one in own.parameters} == {"bfloat16"}
+    assert {parameter.dtype for parameter in own.parameters} == {"bfloat16"}
 
 
 def test_reference_model_runs_forward_on_twice_the_sequences(gpt2: str) -> None:
     pytest.importorskip("transformers")
     trace = lp.step_of(gpt2, batch_size=3, length=64, recipe="reference")
-    attentions = [one for one in trace.operations if "scaled_dot_product" in one.name]
-    forward = [one for one in attentions if "backward" not in one.name]
+    attentions = [operation for operation in trace.operations if "scaled_dot_product" in operation.name]
+    forward = [attention for attention in attentions if "backward" not in attention.name]
     assert len(forward) == 2 * 2  # two blocks of the model, and of the reference
-    assert {one.inputs[0].shape[0] for one in forward} == {6}
-    frozen = sum(math.prod(one.shape) for one in trace.parameters if not one.requires_grad)
+    assert {attention.inputs[0].shape[0] for attention in forward} == {6}
+    frozen = sum(math.prod(parameter.shape) for parameter in trace.parameters if not parameter.requires_grad)
     assert frozen == 140_288  # the copy; see test_note_describes_the_step
     assert "the reference is a frozen copy in float32" in trace.notes[0]
 
@@ -242,10 +242,10 @@ def test_adapters_of_a_denoiser_are_trained_and_its_encoders_are_said(tmp_path: 
     pytest.importorskip("peft")
     (tmp_path / "config.json").write_text(json.dumps(DENOISER), encoding="utf-8")
     alone, whole = (
-        lp.step_of(str(tmp_path), image_size=64, length=32, lora=4, recipe=one) for one in (None, "encoders")
+        lp.step_of(str(tmp_path), image_size=64, length=32, lora=4, recipe=recipe) for recipe in (None, "encoders")
     )
     # to_q, to_k, to_v of both blocks, to_out.0 of the first: A has 4 x 32 values, and B as many
-    trained = sum(math.prod(one.shape) for one in alone.parameters if one.requires_grad)
+    trained = sum(math.prod(parameter.shape) for parameter in alone.parameters if parameter.requires_grad)
     assert trained == 7 * 2 * 4 * 32
     assert "no autoencoder and no text encoder on the GPU" in alone.notes[0]
     assert "frozen autoencoder and 1 CLIP text encoder and T5-XXL in bfloat16 in each step" in whole.notes[0]
@@ -264,7 +264,7 @@ def test_video_has_as_many_latents_as_its_frames_and_pixels_make(tmp_path: Path)
     assert forward[0].inputs[0].shape == (1, 2, 48, 16)
     usual = lp.step_of(str(tmp_path), frames=5, length=8)
     assert "1 video of 5 frames of 480 x 832" in usual.notes[0]  # as WanPipeline: 2 x 30 x 52 tokens
-    assert (1, 2, 3120, 16) in [one.inputs[0].shape for one in usual.operations if one.inputs]
+    assert (1, 2, 3120, 16) in [operation.inputs[0].shape for operation in usual.operations if operation.inputs]
 
 
 def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps(yolos | own), encoding="utf-8")
     trace = lp.step_of(str(tmp_path))
     assert "1 image of 64 x 64" in trace.notes[0]
-    assert any(one.phase == "backward" for one in trace.operations)
+    assert any(operation.phase == "backward" for operation in trace.operations)
 
 
 def test_length_is_required_and_checked(gpt2: str) -> None:
@@ -401,7 +401,7 @@ def test_muon_multiplies_matrices_in_bfloat16_and_gpus_share_them_under_zero1(gp
     products = [one for one in step.operations if one.phase == "optimizer" and one.name in ("aten::mm", "aten::addmm")]
     # 2 blocks of 4 matrices, 5 iterations of 3 products each; the head is tied to the table of words
     assert len(products) == 2 * 4 * 5 * 3
-    assert {tensor.dtype for one in products for tensor in one.inputs} == {"bfloat16"}
+    assert {tensor.dtype for product in products for tensor in product.inputs} == {"bfloat16"}
     whole, shared = (lp.predict(step, ["8xH100"], history=False, strategy=word)["8xH100"] for word in ("ddp", "zero1"))
     assert shared.iteration_seconds < 0.7 * whole.iteration_seconds  # launches of Muon decide this small step
     assert (shared.memory_bytes or 0) < (whole.memory_bytes or 0)

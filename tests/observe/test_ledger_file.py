@@ -94,8 +94,8 @@ FIRST = "lightning_predict_budget"
 
 def names(folder: Path, run: str, *, owner: str, has_checkpoint: bool = False) -> str:
     """Return the stem of the files that a fit writes, after it has looked for its ledger."""
-    found, _ = find_ledger(str(folder), run=run)
-    place = save_own(str(folder), kept(run, owner=owner), place=found, has_checkpoint=has_checkpoint)
+    earlier, _ = find_ledger(str(folder), run=run)
+    place = save_own(str(folder), kept(run, owner=owner), place=earlier, has_checkpoint=has_checkpoint)
     saved = read_ledger(place.ledger)
     assert known(saved).owner == owner
     assert Path(place.checkpoint).stem == Path(place.ledger).stem

@@ -30,7 +30,7 @@ def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path, capsys: pyte
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gantt.html", "plan.json"]
     assert "Written to" in out
     assert "Nothing is written for SkyPilot: a names no command" in " ".join(out.split())
-    jobs = written(tmp_path, still | {"jobs": [one | {"command": "python train.py"} for one in DOCUMENT["jobs"]]})
+    jobs = written(tmp_path, still | {"jobs": [job | {"command": "python train.py"} for job in DOCUMENT["jobs"]]})
     assert main(["plan", str(jobs), "--output", str(tmp_path / "out")]) == 0
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert names == [
@@ -148,6 +148,6 @@ def test_a_plan_is_replayed_against_other_times(tmp_path: Path, capsys: pytest.C
     assert "name it with --replay plan/plan.json." in capsys.readouterr().err
     assert main([*words, "--off", "1.5", "--again", "2", "--json"]) == 0
     (replanned,) = json.loads(capsys.readouterr().out)["replays"]
-    assert [one["lost_seconds"] for one in replanned["jobs"]] == [0.0]
+    assert [job["lost_seconds"] for job in replanned["jobs"]] == [0.0]
     assert main(["simulate", str(jobs), "--again", "1"]) == 2
     assert "simulate carries out a plan: name it with --replay plan/plan.json." in capsys.readouterr().err

@@ -399,7 +399,7 @@ def rented() -> PlanningProblem:
     ]
     machines.append(replace(machines[0], name="spot", instance=machines[0].name, interruptions_per_hour=0.05))
     machines.append(MachineType(name="box", gpu="RTX-4090", num_gpus=2, usd_per_hour=1.0))
-    jobs = tuple(job(f"Run {one.name}!", hours={on(one.name, 1): 1.0}, deadline=9.0) for one in machines)
+    jobs = tuple(job(f"Run {machine.name}!", hours={on(machine.name, 1): 1.0}, deadline=9.0) for machine in machines)
     problem = replace(
         TWO_JOBS, jobs=jobs, machines=tuple(machines), limits=Limits(nodes=len(machines)), checkpoint_seconds=600.0
     )

@@ -70,7 +70,7 @@ def test_a_machine_can_be_an_offer_of_the_package(tmp_path: Path) -> None:
     (machine,) = read_problem(written(tmp_path, DOCUMENT | {"machines": [offer.instance], "jobs": [job]})).machines
     same = [item for item in load_offers() if item.instance == offer.instance]
     assert (machine.name, machine.gpu, machine.num_gpus) == (offer.instance, offer.gpu, offer.num_gpus)
-    assert machine.usd_per_hour in {item.usd_per_hour for item in same if item.date == max(one.date for one in same)}
+    assert machine.usd_per_hour in {item.usd_per_hour for item in same if item.date == max(row.date for row in same)}
 
 
 def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
@@ -278,10 +278,10 @@ def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_p
     jobs = [JOB | {"hours": {"g5.xlarge": {1: 4}, "g5.xlarge spot": {1: 4}, "box": {1: 5}}}]
     document = {"nodes": 2, "machines": ["g5.xlarge", spot, own], "checkpoint_seconds": 600, "jobs": jobs}
     problem = read_problem(written(tmp_path, document))
-    on_demand, found, box = problem.machines
-    assert (found.name, found.instance, found.gpu) == ("g5.xlarge spot", "g5.xlarge", "A10G")
-    assert found.usd_per_hour < on_demand.usd_per_hour
-    assert (on_demand.interruptions_per_hour, found.interruptions_per_hour) == (None, 0.05)
+    on_demand, cheaper, box = problem.machines
+    assert (cheaper.name, cheaper.instance, cheaper.gpu) == ("g5.xlarge spot", "g5.xlarge", "A10G")
+    assert cheaper.usd_per_hour < on_demand.usd_per_hour
+    assert (on_demand.interruptions_per_hour, cheaper.interruptions_per_hour) == (None, 0.05)
     assert (box.instance, box.interruptions_per_hour) == ("box.small", 0.0)
     assert problem.checkpoint_seconds == 600
     with pytest.raises(PlanningFormatError, match="interruptions_per_hour"):  # no default of the rate exists
@@ -325,9 +325,9 @@ def test_a_situation_is_read_from_the_files_that_jobs_keep(tmp_path: Path) -> No
     keep("a", "a")
     keep("old", "a", done=0.1, written=began + 60)  # before it was started again
     keep("others", "c")
-    found = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 30)
+    state = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 30)
     on_small = on("small", 1)
-    assert found == PlanState(
+    assert state == PlanState(
         now_seconds=HOUR + 30,
         remaining={"a": 0.75, "b": 1.0},
         running={"a": Placement(node=0, configuration=on_small)},

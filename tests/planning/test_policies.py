@@ -65,14 +65,14 @@ def test_candidates_never_have_more_freedom_than_the_problem() -> None:
     formulation = Formulation(shares_gpus=False, preempts=True, migrates=False)
     found = candidates(replace(TWO_JOBS, formulation=formulation), "milp")
     assert len(found) == len(set(found))
-    assert all(not one.formulation.shares_gpus and not one.formulation.migrates for one in found)
-    assert {one.name for one in found} >= {
+    assert all(not policy.formulation.shares_gpus and not policy.formulation.migrates for policy in found)
+    assert {policy.name for policy in found} >= {
         "MILP (a machine a job)",
         "MILP (a machine a job, no moves)",
         "FIFO",
         "EDF",
     }
-    assert not any("shared" in one.name for one in found)
+    assert not any("shared" in policy.name for policy in found)
 
 
 def test_the_budget_decides_between_plans() -> None:

@@ -64,8 +64,8 @@ def the_job(trace: Path, *machines: object, job: Mapping[str, object] = JOB, **t
 
 
 def predicted(trace: Path, layout: str | Layout, iterations: int = 1000, **options: Any) -> float:
-    found = lp.predict(Trace.load(str(trace)), [layout], iterations=iterations, history=False, **options)
-    seconds = found.items_in_order[0].total_seconds
+    predictions = lp.predict(Trace.load(str(trace)), [layout], iterations=iterations, history=False, **options)
+    seconds = predictions.items_in_order[0].total_seconds
     assert seconds is not None
     return seconds
 
@@ -91,8 +91,8 @@ def test_a_host_and_weights_of_the_file_are_taken(trace: Path) -> None:
 def test_gpu_from_a_file_is_a_machine(trace: Path) -> None:
     trace.with_name("gpus.toml").write_text('[gpu.A10-slow]\nlike = "A10"\ndram_gb_per_s = 100\n')
     slow = BOX | {"name": "slow", "gpu": "A10-slow"}
-    found = the_job(trace, BOX, slow, gpus_file="gpus.toml").seconds
-    assert found[on("slow", 1)] > found[on("box", 1)]
+    seconds = the_job(trace, BOX, slow, gpus_file="gpus.toml").seconds
+    assert seconds[on("slow", 1)] > seconds[on("box", 1)]
 
 
 def test_earlier_runs_correct_the_times_unless_the_file_says_no(trace: Path, tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_a_job_on_machines_together_is_started_and_stopped_on_all_of_them(tmp_pa
 @pytest.mark.parametrize("hours", [2.2, 0.1, 49.0, 1 / 3])
 def test_a_stated_time_is_exact(hours: float, tmp_path: Path) -> None:
     path = tmp_path / "jobs.yaml"
-    one = {"name": "a", "hours": {"box": {1: hours}}, "deadline_hours": 99}
-    path.write_text(yaml.safe_dump({"nodes": 1, "machines": [BOX], "jobs": [one]}))
+    entry = {"name": "a", "hours": {"box": {1: hours}}, "deadline_hours": 99}
+    path.write_text(yaml.safe_dump({"nodes": 1, "machines": [BOX], "jobs": [entry]}))
     (found,) = read_problem(path).jobs
     spread = found.spreads[on("box", 1)]
     assert (spread.low, spread.middle, spread.high) == (1.0, 1.0, 1.0)
@@ -302,9 +302,9 @@ def test_time_outside_the_steps_is_equal_on_every_gpu(tmp_path: Path) -> None:
 
     def elsewhere(beside_hours: float) -> float:
         path.write_text(text.replace("HOURS", str(beside_hours)))
-        found = working_seconds(a, problem, read_situation(path, problem))
-        assert found[on("box", 4)] == pytest.approx(3 * HOUR)
-        return found[on("one", 1)] / (10 * HOUR)
+        seconds = working_seconds(a, problem, read_situation(path, problem))
+        assert seconds[on("box", 4)] == pytest.approx(3 * HOUR)
+        return seconds[on("one", 1)] / (10 * HOUR)
 
     # Half as long again: by its steps alone, the other GPU shares a power of it; by an hour of waits, all of it.
     assert elsewhere(0.0) == pytest.approx(1.5**0.24)

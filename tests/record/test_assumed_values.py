@@ -122,7 +122,7 @@ def test_ctc_loss_on_meta_has_the_shapes_of_the_cpu() -> None:
     shapes = []
     for device in ("meta", "cpu"):
         trace = lp.capture(_ctc(device))
-        ctc = [one for one in trace.operations if "ctc" in one.name]
+        ctc = [operation for operation in trace.operations if "ctc" in operation.name]
         shapes.append([(one.name, one.phase, [tensor.shape for tensor in one.outputs]) for one in ctc])
     assert shapes[0] == shapes[1]
     assert shapes[0][0][2] == [(2,), (2, 9, 7)]  # 2 x 3 labels + 1 states
@@ -132,7 +132,7 @@ def _rows_selected(make_mask: Callable[[Tensor], Tensor]) -> int:
     with torch.device("meta"):
         data = torch.empty(100, 4, requires_grad=True)
     trace = lp.capture(lambda: data[make_mask(data)].sum().backward())
-    return next(one for one in trace.operations if one.name == "aten::index").outputs[0].shape[0]
+    return next(operation for operation in trace.operations if operation.name == "aten::index").outputs[0].shape[0]
 
 
 def _few(data: Tensor, count: int) -> Tensor:
@@ -224,7 +224,7 @@ def test_autocast_applies_to_steps_that_read_values() -> None:
     with torch.device("meta"):
         layer, data, mask = nn.Linear(4, 4), torch.empty(6, 4), torch.zeros(6, dtype=torch.bool)
     trace = lp.capture(lambda: layer(data)[mask].float().sum().backward(), precision="bf16-mixed")
-    product = next(one for one in trace.operations if one.name == "aten::addmm")
+    product = next(operation for operation in trace.operations if operation.name == "aten::addmm")
     assert {tensor.dtype for tensor in product.inputs} == {"bfloat16"}
 
 
@@ -242,7 +242,7 @@ def test_mask_share_sets_the_true_elements(share: float) -> None:
         assert bool(mask.all()) is (share == 1)
 
     trace = lp.capture(step, mask_share=share)
-    rows = {one.inputs[1].shape[0] for one in trace.operations if one.name == "aten::addmm"}
+    rows = {operation.inputs[1].shape[0] for operation in trace.operations if operation.name == "aten::addmm"}
     assert rows == {64 * share}
     assert any(f"masks are true in {share:.3g} of their elements" in note for note in trace.notes) is (share < 1)
 

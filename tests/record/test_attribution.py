@@ -36,7 +36,7 @@ def summary(found: list[FoundOperation]) -> list[tuple[str, int]]:
 
 
 def test_composites_are_replaced_by_their_parts() -> None:
-    found = select(
+    selected = select(
         op("aten::conv2d", 0, 50),
         op("aten::convolution", 1, 48),
         op("aten::_convolution", 2, 46),
@@ -45,13 +45,13 @@ def test_composites_are_replaced_by_their_parts() -> None:
         op("aten::add_", 30, 10),
         *kernel(32, 2),
     )
-    assert summary(found) == [("aten::convolution", 2)]
+    assert summary(selected) == [("aten::convolution", 2)]
 
 
 def test_composite_that_launches_kernels_is_an_operation() -> None:
     # RMS normalisation is taken apart on the CPU and fused on CUDA.
-    found = select(op("aten::_fused_rms_norm", 0, 20), op("aten::empty", 1, 2), *kernel(5, 1))
-    assert summary(found) == [("aten::_fused_rms_norm", 1)]
+    selected = select(op("aten::_fused_rms_norm", 0, 20), op("aten::empty", 1, 2), *kernel(5, 1))
+    assert summary(selected) == [("aten::_fused_rms_norm", 1)]
     parts = select(op("aten::_fused_rms_norm", 0, 20), op("aten::pow", 1, 5), op("aten::mean", 8, 5))
     assert summary(parts) == [("aten::pow", 0), ("aten::mean", 0)]
 
@@ -62,7 +62,7 @@ def test_only_maximum_of_two_tensors_is_a_composite() -> None:
 
 
 def test_compiled_code_has_matmuls_and_fused_kernels() -> None:
-    found = select(
+    selected = select(
         event("Torch-Compiled Region: 0/0", 0, 100),
         event("CompiledFunction", 5, 90, number=4),
         event("## Call CompiledFxGraph abc ##", 10, 80, "user_annotation"),
@@ -73,7 +73,7 @@ def test_compiled_code_has_matmuls_and_fused_kernels() -> None:
         *kernel(50, 3, "triton_red_fused_norm_1"),  # launched without a mark of its own
         *kernel(60, 4, "extern_kernel"),
     )
-    assert summary(found) == [
+    assert summary(selected) == [
         ("aten::addmm", 1),
         ("triton::triton_poi_fused_gelu_0", 1),
         ("triton::triton_red_fused_norm_1", 1),
@@ -82,7 +82,7 @@ def test_compiled_code_has_matmuls_and_fused_kernels() -> None:
 
 
 def test_backward_parts_are_joined_by_sequence_number() -> None:
-    found = select(
+    selected = select(
         op("aten::scaled_dot_product_attention", 0, 50, 5),
         op("aten::bmm", 5, 10, 6),
         op("aten::_softmax", 20, 10, 7),
@@ -104,7 +104,7 @@ def test_backward_parts_are_joined_by_sequence_number() -> None:
         node("LinearBackward0", 200, 9, 4),
         op("aten::mm", 201, 5, tid=2),
     )
-    assert summary(found) == [
+    assert summary(selected) == [
         ("aten::scaled_dot_product_attention", 0),
         ("aten::sum", 0),
         ("aten::expand", 0),
@@ -112,14 +112,14 @@ def test_backward_parts_are_joined_by_sequence_number() -> None:
         ("aten::detach", 0),
         ("aten::mm", 0),
     ]
-    joined = found[3]
+    joined = selected[3]
     assert joined.in_backward
-    assert joined.call is found[0].call
+    assert joined.call is selected[0].call
     assert joined.duration == 45
 
 
 def test_recomputed_forward_pass_is_not_joined() -> None:
-    found = select(
+    selected = select(
         op("aten::scaled_dot_product_attention", 0, 50, 5),
         op("aten::sum", 60, 10, 6),
         node("AttentionBackward0", 100, 80, 5),
@@ -128,14 +128,14 @@ def test_recomputed_forward_pass_is_not_joined() -> None:
         op("aten::attention_backward_kernel", 130, 10, tid=2),
         *kernel(132, 2, tid=2),
     )
-    assert summary(found)[2:] == [("aten::scaled_dot_product_attention_backward", 1), ("aten::addmm", 1)]
+    assert summary(selected)[2:] == [("aten::scaled_dot_product_attention_backward", 1), ("aten::addmm", 1)]
 
 
 def test_sequence_numbers_are_separated_by_thread() -> None:
     def link(kind: str, start: float, tid: int, number: int) -> dict[str, Any]:
         return {"ph": kind, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 9, "tid": tid, "ts": start}
 
-    found = select(
+    selected = select(
         op("aten::lstm", 0, 20, 5),
         op("aten::sum", 30, 5, 6),
         op("aten::relu", 40, 5, 5, tid=7),  # another thread counts on its own
@@ -149,12 +149,12 @@ def test_sequence_numbers_are_separated_by_thread() -> None:
         link("s", 40, 7, 2),
         link("f", 100, 2, 2),
     )
-    assert summary(found)[4:] == [("aten::threshold_backward", 0), ("aten::lstm_backward", 0)]
+    assert summary(selected)[4:] == [("aten::threshold_backward", 0), ("aten::lstm_backward", 0)]
 
 
 def test_last_call_with_a_sequence_number_created_the_node() -> None:
     # A copy of the batch reads autograd's counter before the product does, and takes no number.
-    found = select(
+    selected = select(
         op("aten::to", 0, 20, 7),
         op("aten::_to_copy", 1, 18, 7),
         event("cudaMemcpyAsync", 5, 1, "cuda_runtime", correlation=1),
@@ -167,7 +167,7 @@ def test_last_call_with_a_sequence_number_created_the_node() -> None:
         node("AddmmBackward0", 100, 20, 7),
         node("ReluBackward0", 80, 10, 8),
     )
-    assert [(item.name, item.builds_graph) for item in found if not item.in_backward] == [
+    assert [(item.name, item.builds_graph) for item in selected if not item.in_backward] == [
         ("aten::_to_copy", False),
         ("aten::addmm", True),
         ("aten::relu", True),

@@ -252,7 +252,7 @@ class Reversible(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        data, weight = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        data, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         with torch.enable_grad():
             again = functional.linear(data, weight)
         torch.autograd.backward(again, gradients[0].to(again.dtype))
@@ -289,8 +289,8 @@ def test_checkpointing_recomputes_under_autocast() -> None:
     def step() -> None:
         checkpoint(layer, data, use_reentrant=False).sum().backward()
 
-    found = products(step, precision="bf16-mixed")
-    assert found == [("forward", "bfloat16"), *[("backward", "bfloat16")] * (len(found) - 1)]
+    matmuls = products(step, precision="bf16-mixed")
+    assert matmuls == [("forward", "bfloat16"), *[("backward", "bfloat16")] * (len(matmuls) - 1)]
 
 
 def test_float32_attention_states_its_compute_dtype() -> None:
@@ -305,7 +305,7 @@ def test_float32_attention_states_its_compute_dtype() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_16_bit_attention_is_recorded_alike_on_every_device(dtype: torch.dtype, masked: bool) -> None:
     name = str(dtype).removeprefix("torch.")
-    found = {}
+    attentions = {}
     for device in ("cpu", "meta"):
         query = torch.zeros(1, 2, 16, 8, device=device, dtype=dtype, requires_grad=True)
         mask = torch.ones(16, 16, device=device, dtype=torch.bool) if masked else None
@@ -314,13 +314,13 @@ def test_16_bit_attention_is_recorded_alike_on_every_device(dtype: torch.dtype, 
             functional.scaled_dot_product_attention(query, query, query, mask).sum().backward()
 
         operations = [o for o in capture(step).operations if "attention" in o.name]
-        found[device] = [
+        attentions[device] = [
             (o.name, o.phase, [(t.shape, t.dtype) for t in (*o.inputs, *o.outputs)], o.arguments) for o in operations
         ]
         assert {tensor.dtype for o in operations for tensor in o.inputs} <= {name, "bool"}
         assert all("compute_dtype" not in o.arguments for o in operations)
-    assert found["cpu"] == found["meta"]
-    assert [phase for _, phase, _, _ in found["meta"]] == ["forward", "backward"]
+    assert attentions["cpu"] == attentions["meta"]
+    assert [phase for _, phase, _, _ in attentions["meta"]] == ["forward", "backward"]
 
 
 def test_operation_banned_under_autocast_is_rejected() -> None:
@@ -357,7 +357,7 @@ def test_checkpointing_recomputes_under_the_autocast_of_the_step(reentrant: bool
 
     products = [one for one in capture(step).operations if "addmm" in one.name or "linear" in one.name]
     # Without the old kind's second graph, torch stops as soon as the last layer's input is there.
-    assert [one.outputs[0].dtype for one in products] == ["float16"] * (2 + again)
+    assert [product.outputs[0].dtype for product in products] == ["float16"] * (2 + again)
 
 
 def test_concurrent_recordings_restore_torch() -> None:
@@ -404,7 +404,7 @@ def test_autocast_for_the_meta_device_counts_as_cuda(dtype: torch.dtype | None) 
         with torch.autocast(device_type=layer.weight.device.type, dtype=dtype, enabled=dtype is not None):
             layer(data).sum().backward()
 
-    (product,) = (one for one in capture(step).operations if one.name == "aten::addmm")
+    (product,) = (operation for operation in capture(step).operations if operation.name == "aten::addmm")
     assert product.inputs[1].dtype == ("float32" if dtype is None else "bfloat16")
     with pytest.raises(RuntimeError, match="unsupported scalarType"):  # torch's own answer, outside a recording
         torch.autocast(device_type="meta", enabled=False)
@@ -435,6 +435,6 @@ def test_layers_with_inputs_and_weights_in_different_dtypes_are_recorded(
         loss.backward()
 
     trace = capture(step)  # its warm-up step fails without a recorder, whose casts it needs
-    convolved = [one for one in trace.operations if one.name == "aten::convolution"]
+    convolved = [operation for operation in trace.operations if operation.name == "aten::convolution"]
     assert len(convolved) == 6
-    assert {tensor.dtype for one in convolved for tensor in one.inputs} == {"bfloat16"}
+    assert {tensor.dtype for operation in convolved for tensor in operation.inputs} == {"bfloat16"}

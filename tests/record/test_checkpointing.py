@@ -92,9 +92,9 @@ def test_checkpointing_keeps_names_and_memory(recorder: str, reentrant: bool) ->
 def test_added_recomputation_needs_the_memory_of_a_checkpointed_capture() -> None:
     layout = layout_of("2xA100-SXM-80GB")
     plain, again = (RankMemory(decoder_trace(again=again)) for again in (False, True))
-    found = plain.tensor_bytes(layout, parse_strategy("ddp,recompute=full"))
-    assert found == pytest.approx(again.tensor_bytes(layout, parse_strategy("ddp")), rel=0.03)
-    assert found < 0.95 * plain.tensor_bytes(layout, parse_strategy("ddp"))
+    needed = plain.tensor_bytes(layout, parse_strategy("ddp,recompute=full"))
+    assert needed == pytest.approx(again.tensor_bytes(layout, parse_strategy("ddp")), rel=0.03)
+    assert needed < 0.95 * plain.tensor_bytes(layout, parse_strategy("ddp"))
 
 
 def test_part_called_before_its_model_is_no_second_root() -> None:
@@ -176,13 +176,13 @@ def test_checkpointing_changes_no_sharding_or_traffic(words: str) -> None:
     assert parts[0] == parts[1]
     # What replicas exchange: each unit's parameters and gradients, and where they are ready.
     assert unit_bytes(plain.parameters) == unit_bytes(again.parameters)
-    found = [
+    predictions = [
         lp.predict(trace, [layout.name], strategy=strategy, history=False)[layout.name] for trace in (plain, again)
     ]
     if strategy.tensor == 1:  # tensor parallelism repeats the all_reduces that are computed again
-        assert found[1].communication_seconds == pytest.approx(found[0].communication_seconds, rel=1e-6)
+        assert predictions[1].communication_seconds == pytest.approx(predictions[0].communication_seconds, rel=1e-6)
     else:
-        assert found[1].communication_seconds > found[0].communication_seconds
+        assert predictions[1].communication_seconds > predictions[0].communication_seconds
     # Recomputed activations save memory, and nothing else is there.
-    needed = [0.0 if one.memory.allocated is None else one.memory.allocated.middle for one in found]
+    needed = [0.0 if one.memory.allocated is None else one.memory.allocated.middle for one in predictions]
     assert 0 < needed[1] < needed[0]

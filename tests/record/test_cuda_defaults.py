@@ -33,7 +33,7 @@ def _adamw_step(device: str = "meta", *, clips: bool = False, foreach: bool | No
 
 
 def _updates(trace: Trace) -> list[str]:
-    return [one.name for one in trace.operations if one.phase == "optimizer"]
+    return [operation.name for operation in trace.operations if operation.phase == "optimizer"]
 
 
 def test_update_on_meta_has_the_defaults_of_cuda() -> None:
@@ -169,7 +169,7 @@ def _scaled(device: str, dtype: torch.dtype, *, unscales: bool = False) -> tuple
 @pytest.mark.parametrize("unscales", [False, True])
 def test_grad_scaler_is_on_for_meta_under_float16(*, unscales: bool) -> None:
     trace, scaler = _scaled("meta", torch.float16, unscales=unscales)
-    names = [one.name for one in trace.operations]
+    names = [operation.name for operation in trace.operations]
     # On CUDA: the loss is scaled, gradients are unscaled and checked, the host waits, the update runs, the scale moves.
     expected = [
         "aten::_amp_foreach_non_finite_check_and_unscale_",
@@ -186,5 +186,5 @@ def test_grad_scaler_is_on_for_meta_under_float16(*, unscales: bool) -> None:
 @pytest.mark.parametrize(("device", "dtype"), [("meta", torch.bfloat16), ("cpu", torch.float16)])
 def test_grad_scaler_stays_off_otherwise(device: str, dtype: torch.dtype) -> None:
     trace, _ = _scaled(device, dtype)
-    assert not any("_amp_" in one.name for one in trace.operations)
+    assert not any("_amp_" in operation.name for operation in trace.operations)
     assert any("GradScaler is off" in note for note in trace.notes) is (device == "cpu")

@@ -112,7 +112,7 @@ def recorded_step(layers: int) -> lp.Trace:
         model = nn.Sequential(*(Block() for _ in range(layers)))
         data = torch.zeros(8, 4, 16)
     trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, samples_per_step=8)
-    return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))
+    return replace(trace, operations=tuple(replace(operation, python_seconds=0.0) for operation in trace.operations))
 
 
 def called_at(depth: int, step: Callable[[], object]) -> object:
@@ -142,14 +142,14 @@ def test_recursion_is_as_deep_as_without_a_recorder(depth: int) -> None:
     session.start()
     called_at(depth, step)
     session.stop()
-    assert [one.name for one in session.trace().operations].count("aten::addmm") == 2
+    assert [operation.name for operation in session.trace().operations].count("aten::addmm") == 2
     assert sys.getrecursionlimit() == LIMIT
 
 
 def test_recursion_limit_is_restored_by_the_last_recorder() -> None:
     first, second = RecursionHeadroom(), RecursionHeadroom()
-    for one in (first, second, first):
-        one.open()
+    for recorder in (first, second, first):
+        recorder.open()
     assert sys.getrecursionlimit() == LIMIT + FRAMES
     first.close()
     first.close()

@@ -60,7 +60,7 @@ def step(counts: Counter[str]) -> list[Tensor]:
     optimizer.step(closure)
     with torch.inference_mode():
         last = layer(data).relu()
-    return [*(one.detach() for one in parameters), last]
+    return [*(parameter.detach() for parameter in parameters), last]
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -87,12 +87,12 @@ def test_error_of_the_recorder_never_reaches_the_step(
     with monkeypatch.context() as patched:
         patched.setattr(holder, name, fails)
         try:
-            found = step(counts)
+            tensors = step(counts)
         finally:
             session.stop()
     assert failed
     assert counts == plain
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, tensors, expected))
     assert vars(torch.autograd)["_engine_run_backward"].__module__ == "torch.autograd.graph"
     assert not torch.overrides._get_current_function_mode_stack()
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()

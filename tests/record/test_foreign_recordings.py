@@ -147,8 +147,8 @@ def test_gpu_argument_overrides_the_file(tmp_path: Path) -> None:
         trace = import_trace(path, gpu="Tesla V100-SXM2-32GB")
     assert trace.gpu_reported_name == "V100-SXM2-32GB"
     assert "The file says 'NVIDIA PG777-123'; V100-SXM2-32GB was given and counts." in trace.notes
-    found = lp.predict(trace, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"]
-    assert found.coverage == {"measured": 1.0}
+    prediction = lp.predict(trace, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"]
+    assert prediction.coverage == {"measured": 1.0}
     with pytest.raises(UnknownGpuError, match="'V1000' is not a GPU of the catalogue"):
         import_trace(path, gpu="V1000")
 

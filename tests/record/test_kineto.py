@@ -28,8 +28,8 @@ def cuda() -> Trace:
 
 def the(trace: Trace, name: str) -> Operation:
     """The one operation of a name."""
-    (found,) = [operation for operation in trace.operations if operation.name == name]
-    return found
+    (call,) = [operation for operation in trace.operations if operation.name == name]
+    return call
 
 
 def test_step_has_operations_with_phases_and_kernels(cuda: Trace) -> None:

@@ -51,8 +51,8 @@ def convolutions(operations: Sequence[Operation]) -> dict[str, bool]:
 @pytest.mark.parametrize("recorder", ["cpu", "meta", "profiler"])
 @pytest.mark.parametrize(("layout", "is_last"), [(torch.contiguous_format, False), (torch.channels_last, True)])
 def test_memory_format_of_convolutions_is_recorded(recorder: str, layout: torch.memory_format, is_last: bool) -> None:
-    found = convolutions(recorded(lambda device: step(device, layout), recorder))
-    assert found == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
+    formats = convolutions(recorded(lambda device: step(device, layout), recorder))
+    assert formats == {"aten::convolution": is_last, "aten::convolution_backward": is_last}
 
 
 class Block(nn.Module):
@@ -82,8 +82,8 @@ def test_memory_format_reaches_every_convolution_on_meta(
         model: nn.Module = Block().to(memory_format=layout)  # type: ignore[call-overload]
         images = torch.empty(2, 4, 8, 8).to(memory_format=layout)
     trace = lp.capture(lambda: model(images).sum().backward(), precision=precision)
-    found = [bool(o.arguments.get(CHANNELS_LAST)) for o in trace.operations if o.name in IMAGES_AT]
-    assert found == [is_last] * 8  # four, forward and backward
+    formats = [bool(o.arguments.get(CHANNELS_LAST)) for o in trace.operations if o.name in IMAGES_AT]
+    assert formats == [is_last] * 8  # four, forward and backward
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 6, 6), (2, 4, 5, 6, 6)])

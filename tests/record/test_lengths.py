@@ -21,7 +21,7 @@ def test_each_length_is_recorded_with_its_share() -> None:
     trace = capture_lengths(step, {128: 3, 512: 1}, samples_per_step=8)
     assert [kind.share for kind in trace.kinds] == [0.75, 0.25]
     sizes = [
-        max(max(one.outputs[0].shape, default=0) for one in kind.trace.operations if one.outputs)
+        max(max(operation.outputs[0].shape, default=0) for operation in kind.trace.operations if operation.outputs)
         for kind in trace.kinds
     ]
     assert sizes == [8 * 128, 8 * 512]  # rows of the product
@@ -32,9 +32,9 @@ def test_each_length_is_recorded_with_its_share() -> None:
 
 
 def test_lengths_are_grouped_except_the_longest() -> None:
-    found = shares_of_lengths([*range(1, 101), 500], kinds=5)  # 100 lengths once each, in four groups of 25
-    assert found == pytest.approx({500: 1 / 101, 13: 25 / 101, 38: 25 / 101, 63: 25 / 101, 88: 25 / 101})
-    assert sum(found.values()) == pytest.approx(1)
+    shares = shares_of_lengths([*range(1, 101), 500], kinds=5)  # 100 lengths once each, in four groups of 25
+    assert shares == pytest.approx({500: 1 / 101, 13: 25 / 101, 38: 25 / 101, 63: 25 / 101, 88: 25 / 101})
+    assert sum(shares.values()) == pytest.approx(1)
     assert shares_of_lengths({100: 1, 300: 1}, kinds=1) == {200: 1.0}
     assert shares_of_lengths([7, 7, 9], kinds=6) == pytest.approx({7: 2 / 3, 9: 1 / 3})
 

@@ -26,7 +26,7 @@ def test_exported_convolution_casts_bias_and_images(convolve: object) -> None:
         result.float().sum().backward()
 
     trace = lp.capture(step, warmup_steps=0, precision="16-mixed")
-    read = [one.inputs for one in trace.operations if one.name == "aten::convolution"]
+    read = [operation.inputs for operation in trace.operations if operation.name == "aten::convolution"]
     assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
 
 
@@ -80,7 +80,7 @@ def _attention(*shape: int) -> Trace:
 def test_five_dimensional_attention_is_not_fused() -> None:
     # 2 images of 4 windows of 196 tokens, 3 heads of 32: torch's fused kernels take four dimensions, and refuse five.
     four, five = _attention(8, 3, 196, 32), _attention(2, 3, 4, 196, 32)
-    names = [[one.operation for item in work_items(trace) for one in item.shapes] for trace in (four, five)]
+    names = [[shape.operation for item in work_items(trace) for shape in item.shapes] for trace in (four, five)]
     assert "attention" in names[0]
     assert "attention_backward" in names[0]
     assert "eager_attention" in names[1]
@@ -100,7 +100,7 @@ def test_autocast_leaves_experts_in_float32() -> None:
         (functional.grouped_mm(tokens, experts, offs=ends) * 2).square().sum().backward()
 
     trace = lp.capture(step, precision="bf16-mixed")
-    grouped = [one for one in trace.operations if one.name == "aten::_grouped_mm"]
+    grouped = [operation for operation in trace.operations if operation.name == "aten::_grouped_mm"]
     assert len(grouped) == 3  # one forward, and one for each gradient
     assert {tensor.dtype for one in grouped for tensor in (*one.inputs[:2], *one.outputs)} == {"float32"}
     assert any("autocast casts none of them" in note for note in trace.notes)

@@ -39,13 +39,13 @@ The profiler opens torch's own library, and only if it is loaded."""
 
 
 def test_package_loads_no_native_libraries() -> None:
-    found: dict[str, set[str]] = {}
+    libraries: dict[str, set[str]] = {}
     for path in (ROOT / "lightning_predict").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
             if name in LOADING:
-                found.setdefault(str(path.relative_to(ROOT)), set()).add(name)
-    assert found == ALLOWED
+                libraries.setdefault(str(path.relative_to(ROOT)), set()).add(name)
+    assert libraries == ALLOWED
 
 
 def test_profiler_opens_only_loaded_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ def test_solved_geometry_gives_the_result(image: int, taps: int, stride: int, pa
     result = (image + 2 * padding - taps) // stride + 1
     if result < 1 or padding >= taps:
         return
-    found = solved_geometry(image=image, filter_size=taps, result=result)
-    assert found is not None
-    assert math.floor((image + 2 * found[1] - taps) / found[0]) + 1 == result
+    geometry = solved_geometry(image=image, filter_size=taps, result=result)
+    assert geometry is not None
+    assert math.floor((image + 2 * geometry[1] - taps) / geometry[0]) + 1 == result
 
 
 def tensors(*shapes: tuple[int, ...]) -> tuple[TensorInfo, ...]:

@@ -55,17 +55,17 @@ def result(operator: Any, sample: Any, order: int, recorder: DispatchRecorder | 
     try:
         args = tree_map(fresh, (sample.input, *sample.args))
         kwargs = tree_map(fresh, sample.kwargs)
-        leaves = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+        leaves = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, Tensor) and leaf.requires_grad]
         computed = list(tree_iter(operator.op(*args, **kwargs)))
-        shown = [one for one in tree_iter(sample.output_process_fn_grad(computed)) if isinstance(one, Tensor)]
+        shown = [output for output in tree_iter(sample.output_process_fn_grad(computed)) if isinstance(output, Tensor)]
         for factor in (0.37, 1.3)[:order]:
-            shown = [one for one in shown if one.requires_grad]
+            shown = [output for output in shown if output.requires_grad]
             if shown and leaves:
-                given = [torch.full_like(one, factor) for one in shown]
-                found = torch.autograd.grad(shown, leaves, given, allow_unused=True, create_graph=order > 1)
-                shown = [one for one in found if one is not None]
+                given = [torch.full_like(output, factor) for output in shown]
+                gradients = torch.autograd.grad(shown, leaves, given, allow_unused=True, create_graph=order > 1)
+                shown = [gradient for gradient in gradients if gradient is not None]
                 computed += shown
-        return [bits(one) for one in computed]
+        return [bits(entry) for entry in computed]
     except Exception:  # torch refuses some ill-defined derivatives, and does not check them under a mode
         return None
     finally:
@@ -88,6 +88,6 @@ def different(operator: Any) -> Iterator[str]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_bits_of_operators_are_equal_with_and_without_a_recorder(group: int) -> None:
-    chosen = [one for one in operators()[group::GROUPS] if one.name not in NOT_REPEATABLE]
+    chosen = [operator for operator in operators()[group::GROUPS] if operator.name not in NOT_REPEATABLE]
     assert len(chosen) > 60
     assert [words for operator in chosen for words in different(operator)] == []

@@ -54,7 +54,7 @@ def clock() -> Clock:
 def python(pauses: PauseTimer, operations: Sequence[Operation] = THREE, **sizes: int) -> dict[int, float]:
     """Return the Python time before each operation that has some, by position."""
     placed = pauses.placed(operations, **sizes)
-    return {place: one.python_seconds for place, one in enumerate(placed) if one.python_seconds}
+    return {place: operation.python_seconds for place, operation in enumerate(placed) if operation.python_seconds}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_nodes_of_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) 
     with torch.device("meta"):
         model, sequence = nn.LSTM(8, 8, 2), torch.zeros(5, 3, 8)
     trace = lp.capture(lambda: model(sequence)[0].sum().backward())
-    assert sum(one.name == "aten::lstm" for one in trace.operations) == 1
+    assert sum(operation.name == "aten::lstm" for operation in trace.operations) == 1
     # Two layers of five steps, each of a product and the gates' five activations at least.
     assert counted[-1] >= 2 * 5 * 6
 
@@ -155,9 +155,9 @@ def test_only_cpu_time_of_the_recording_thread_counts() -> None:
     while thread_use().user_seconds < until:
         pass
     pauses.ends(before=2)
-    found = python(pauses)
-    assert list(found) == [2]
-    assert found[2] >= 4 * SHORTEST_PAUSE_SECONDS
+    seconds = python(pauses)
+    assert list(seconds) == [2]
+    assert seconds[2] >= 4 * SHORTEST_PAUSE_SECONDS
 
 
 def test_release_of_large_cpu_tensors_does_not_count() -> None:

@@ -51,14 +51,14 @@ def test_real_recording_is_predicted_or_rejected(name: str) -> None:
     assert (origin is None) == (not trace.kernels)
     names = [target] if origin is None else list(dict.fromkeys([target, origin.name]))
     result = lp.predict(trace, names, iterations=10, history=False)
-    for found in result.values():
-        times = (found.iteration_seconds_low, found.iteration_seconds, found.iteration_seconds_high)
+    for prediction in result.values():
+        times = (prediction.iteration_seconds_low, prediction.iteration_seconds, prediction.iteration_seconds_high)
         assert all(math.isfinite(seconds) and seconds > 0 for seconds in times)
         assert times[0] <= times[1] <= times[2]
-        assert times[0] < times[2], f"the interval on {found.gpu} has no width"
-        assert found.total_seconds is not None
-        assert math.isfinite(found.total_seconds)
-        assert sum(found.coverage.values()) == pytest.approx(1.0)
+        assert times[0] < times[2], f"the interval on {prediction.gpu} has no width"
+        assert prediction.total_seconds is not None
+        assert math.isfinite(prediction.total_seconds)
+        assert sum(prediction.coverage.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_real_recording_is_predicted_or_rejected(name: str) -> None:
     ],
 )
 def test_gpu_of_a_real_recording_is_known(name: str, gpu: str) -> None:
-    found = gpu_in_use(load(name))
-    assert found is not None
-    assert found.name == gpu
+    row = gpu_in_use(load(name))
+    assert row is not None
+    assert row.name == gpu
 
 
 def test_unnamed_gpu_can_be_given() -> None:
@@ -81,8 +81,8 @@ def test_unnamed_gpu_can_be_given() -> None:
     # Its steps take 151.7, 118.1, 108.4, 124.1, 115.0 and 152.1 ms; the last was taken before.
     assert "Step 8 was taken" in trace.notes[0]
     assert trace.profiled_seconds == pytest.approx(124.1e-3, rel=0.02)
-    found = lp.predict(trace, ["V100-SXM2-16GB"], history=False)["V100-SXM2-16GB"]
-    assert found.coverage == {"measured": 1.0}
+    prediction = lp.predict(trace, ["V100-SXM2-16GB"], history=False)["V100-SXM2-16GB"]
+    assert prediction.coverage == {"measured": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def blocks_step(*, in_a_model: bool) -> Callable[[], None]:
 
 
 def test_several_models_have_consistent_names() -> None:
-    apart, together = (capture(blocks_step(in_a_model=one)) for one in (False, True))
+    apart, together = (capture(blocks_step(in_a_model=inside)) for inside in (False, True))
     assert {parameter.name.rpartition(".")[0] for parameter in apart.parameters} == {
         *(f"FeedForward.{index}.{part}" for index in range(3) for part in ("up", "down")),
         "Linear",
@@ -93,7 +93,7 @@ def test_several_models_have_consistent_names() -> None:
         (one.name, one.phase, one.module and one.module.replace("FeedForward.", "0.").replace("Linear", "1"))
         for one in apart.operations
     ]
-    assert renamed == [(one.name, one.phase, one.module) for one in together.operations]
+    assert renamed == [(operation.name, operation.phase, operation.module) for operation in together.operations]
 
 
 def test_part_called_before_its_model_has_its_name_in_the_model() -> None:
@@ -102,7 +102,7 @@ def test_part_called_before_its_model_has_its_name_in_the_model() -> None:
     def step() -> None:
         model(model[0](torch.ones(2, 4))).sum().backward()
 
-    modules = {one.module for one in capture(step).operations if one.name == "aten::addmm"}
+    modules = {operation.module for operation in capture(step).operations if operation.name == "aten::addmm"}
     assert modules == {"0", "1"}
 
 
@@ -276,7 +276,7 @@ def test_short_wait_in_a_long_step_is_kept_beside_busy_programs(seconds: float) 
     try:
         trace = capture(step)
     finally:
-        for one in busy:
-            one.kill()
-            one.wait()
+        for process in busy:
+            process.kill()
+            process.wait()
     assert 0.5 * seconds <= trace.waited_seconds <= 2 * seconds

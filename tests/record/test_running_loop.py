@@ -66,9 +66,9 @@ def test_running_step_takes_as_long_as_the_slower_of_host_and_device(
     standing, of_host, block = measured(host, device, batches=batches, steps=steps)
     assert of_host == pytest.approx(batches * host)
     assert standing == pytest.approx(batches * max(host, host / 2 + device))
-    found = running_step_seconds(block, standing=standing, host=of_host)
+    seconds = running_step_seconds(block, standing=standing, host=of_host)
     # The device is ahead of the host by half of its launches at most, which the wait at the end shows once.
-    assert found == pytest.approx(batches * max(host, device), rel=0.5 / (steps * batches))
+    assert seconds == pytest.approx(batches * max(host, device), rel=0.5 / (steps * batches))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_running_step_takes_as_long_as_the_slower_of_host_and_device(
 def test_running_step_follows_from_a_block(
     seconds: float, waited: float, steps: int, standing: float, host: float, expected: float | None
 ) -> None:
-    found = running_step_seconds(
+    predicted = running_step_seconds(
         StepBlock(seconds=seconds, waited_seconds=waited, steps=steps), standing=standing, host=host
     )
-    assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
+    assert predicted == (None if expected is None else pytest.approx(expected, rel=0.01))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_block_is_tried_twice() -> None:
 def test_trace_gets_the_times_of_the_block() -> None:
     plain = Trace(operations=(), device="cuda", recorder="profiler", step_seconds=(0.12, 0.14, 0.12))
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
-    found = with_running_loop(plain, hosts=(0.03, 0.03, 0.03), block=block)
-    assert found.running_step_seconds == pytest.approx((0.86 - 0.12) / 7)
-    assert found.running_steps == 8
-    assert found.measured_steps == pytest.approx([0.74 / 7, 0.74 / 7 * 0.14 / 0.12, 0.74 / 7])
-    assert found.untimed().measured_steps == ()
+    timed = with_running_loop(plain, hosts=(0.03, 0.03, 0.03), block=block)
+    assert timed.running_step_seconds == pytest.approx((0.86 - 0.12) / 7)
+    assert timed.running_steps == 8
+    assert timed.measured_steps == pytest.approx([0.74 / 7, 0.74 / 7 * 0.14 / 0.12, 0.74 / 7])
+    assert timed.untimed().measured_steps == ()
     assert plain.measured_steps == plain.step_seconds
     assert with_running_loop(plain, hosts=(), block=block) == plain
     of_two = StepBlock(seconds=0.86, waited_seconds=0.0, steps=4, batches=2)

@@ -120,7 +120,7 @@ def test_locals_of_the_forward_pass_are_freed_before_the_backward_pass() -> None
 
     trace = recorded(step)
     number = written_by(trace, "aten::mul").outputs[0].id
-    backward = next(index for index, one in enumerate(trace.operations) if one.phase == "backward")
+    backward = next(index for index, operation in enumerate(trace.operations) if operation.phase == "backward")
     assert all(index < backward for index in freed_at(trace, number))
 
 
@@ -160,10 +160,10 @@ def test_recomputed_layer_is_freed_by_the_next_layer(layers: int) -> None:
 
     trace = recorded(step)
     wide = 4 * width * samples * 4  # what lies between the two linear layers, in bytes
-    own = [one for one in written_storages(trace) if one.cause == "backward" and one.size_bytes == wide]
+    own = [storage for storage in written_storages(trace) if storage.cause == "backward" and storage.size_bytes == wide]
     # Of each layer: the result before and after the sigmoid, and the gradients of both.
     assert len(own) == 4 * layers
-    assert all(one.freed_at is not None for one in own)
+    assert all(storage.freed_at is not None for storage in own)
     # Storages that are freed long after their last use are found 64 operations later at most: in the layer after.
     levels = [
         sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
@@ -191,7 +191,7 @@ def test_bytes_that_no_operation_wrote_are_noted_and_live_while_used() -> None:
     data = torch.zeros(4, requires_grad=True)
     trace = recorded(lambda: ReadsLate.apply(data).sum().backward())  # type: ignore[no-untyped-call]
     assert any("reads 2 MiB that no recorded operation wrote" in note for note in trace.notes)  # 2**19 of 4 bytes
-    (table,) = (one for one in written_storages(trace) if one.size_bytes == 2**21)
+    (table,) = (storage for storage in written_storages(trace) if storage.size_bytes == 2**21)
     (read,) = (
         index for index, one in enumerate(trace.operations) if one.name == "aten::sum" and one.phase == "backward"
     )

@@ -108,7 +108,7 @@ def test_sparse_gradient_on_meta_has_the_requested_rows() -> None:
     table = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, device="meta")
     table(torch.zeros(16, 3, dtype=torch.int64, device="meta")).sum().backward()
     assert table.weight.grad is not None
-    found = described(StorageIds(), table.weight.grad)
+    tensor = described(StorageIds(), table.weight.grad)
     # 48 rows of 8 numbers of 4 bytes, and 48 indices of 8: not the 32,000 bytes of the table.
-    assert found.shape == (1000, 8)
-    assert (found.elements, found.size_bytes) == (48 * 8, 48 * (8 * 4 + 8))
+    assert tensor.shape == (1000, 8)
+    assert (tensor.elements, tensor.size_bytes) == (48 * 8, 48 * (8 * 4 + 8))

@@ -52,17 +52,17 @@ def recorded(width: int, order: Order, found: dict[int, Any]) -> None:
 
 
 def test_two_threads_record_their_own_steps() -> None:
-    order, found = Order(), dict[int, Any]()
-    threads = [threading.Thread(target=recorded, args=(width, order, found)) for width in (4, 5)]
+    order, traces = Order(), dict[int, Any]()
+    threads = [threading.Thread(target=recorded, args=(width, order, traces)) for width in (4, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert vars(torch.autograd)["_engine_run_backward"] is ENGINE
     for width in (4, 5):
-        trace = found[width]
+        trace = traces[width]
         assert isinstance(trace, Trace), trace
-        products = [one.inputs for one in trace.operations if one.name in ("aten::addmm", "aten::mm")]
+        products = [operation.inputs for operation in trace.operations if operation.name in ("aten::addmm", "aten::mm")]
         assert products
         assert all(width in {size for tensor in inputs for size in tensor.shape} for inputs in products)
         assert trace.optimizer_steps == 1

@@ -289,8 +289,8 @@ def test_anonymised_file_has_no_names_but_the_same_shapes(tmp_path: Path) -> Non
     hidden, with_modules = anonymised(trace), anonymised(trace, keep_modules=True)
     hidden.save(tmp_path / "trace.json")
     assert "secret" not in (tmp_path / "trace.json").read_text()
-    assert [one.module for one in hidden.operations] == ["module_0", "module_1", "module_0", None]
-    assert [one.inputs for one in hidden.operations] == [one.inputs for one in trace.operations]
+    assert [operation.module for operation in hidden.operations] == ["module_0", "module_1", "module_0", None]
+    assert [operation.inputs for operation in hidden.operations] == [operation.inputs for operation in trace.operations]
     assert (hidden.parameters[0].name, hidden.parameters[0].shape) == ("parameter_0", (4, 8))
     assert with_modules.operations[0].module == "secret.first"
     assert (with_modules.parameters[0].name, with_modules.notes) == ("parameter_0", ())

@@ -162,16 +162,16 @@ def test_law_in_squares_of_batch_and_length_holds_beyond_the_runs(law: Callable[
 def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
     settings = [setting(size, iterations=count) for size, count in product(SIZES, (50, 200, 1000))]
     runs = runs_of(settings, lambda one: 0.002 * one.batch_size + 30 / one.iterations)
-    found = fit_regression(runs)
+    regression = fit_regression(runs)
     # 30 seconds of start-up and 64 ms an iteration.
-    assert found.predict(setting(32, iterations=10_000)).seconds == pytest.approx(30 + 640)
+    assert regression.predict(setting(32, iterations=10_000)).seconds == pytest.approx(30 + 640)
 
 
 def test_extrapolations_are_named() -> None:
-    found = fit_regression(runs_of(GRID, by_work))
-    assert found.predict(setting(64, 14e12, 4)).extrapolations == ()
+    regression = fit_regression(runs_of(GRID, by_work))
+    assert regression.predict(setting(64, 14e12, 4)).extrapolations == ()
     notes = [
-        extrapolation.note for extrapolation in found.predict(setting(4, 28e12, 8, iterations=1000)).extrapolations
+        extrapolation.note for extrapolation in regression.predict(setting(4, 28e12, 8, iterations=1000)).extrapolations
     ]
     assert notes == [
         "iterations 1000 is 10 times the only one of the past runs (100)",
@@ -190,9 +190,9 @@ def test_nine_in_ten_new_runs_lie_in_the_interval() -> None:
             PastRun(model="net", setting=one, seconds=by_work(one) * 100 * float(np.exp(noise * draw.normal())))
             for one in GRID
         ]
-        found = fit_regression(runs)
+        regression = fit_regression(runs)
         for one in GRID:
-            estimate = found.predict(one)
+            estimate = regression.predict(one)
             actual = by_work(one) * 100 * float(np.exp(noise * draw.normal()))
             hits.append(known(estimate.low_seconds) <= actual <= known(estimate.high_seconds))
     # 1,080 cases: a standard deviation is 0.9 %, and the selection of features takes some of the nominal 90 %.
@@ -200,10 +200,10 @@ def test_nine_in_ten_new_runs_lie_in_the_interval() -> None:
 
 
 def test_the_interval_widens_away_from_the_runs() -> None:
-    found = fit_regression(runs_of(GRID, by_work, noise=0.02))
+    regression = fit_regression(runs_of(GRID, by_work, noise=0.02))
 
     def width(one: RunSetting) -> float:
-        estimate = found.predict(one)
+        estimate = regression.predict(one)
         return (known(estimate.high_seconds) - known(estimate.low_seconds)) / known(estimate.seconds)
 
     assert width(setting(32, 8e12, 2)) < width(setting(32, 8e12, 64)) < width(setting(32, 8e12, 4096))
@@ -227,9 +227,9 @@ def test_relative_errors_are_minimised_unless_asked_otherwise() -> None:
 
 
 def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
-    found = fit_regression(runs_of([setting(size) for size in SIZES], by_work))
-    assert {name for term in found.terms for name in term.variables} == {"batch_size"}
-    assert found.notes == (
+    regression = fit_regression(runs_of([setting(size) for size in SIZES], by_work))
+    assert {name for term in regression.terms for name in term.variables} == {"batch_size"}
+    assert regression.notes == (
         "Not known of the runs, and left out: memory bandwidth, threads, disk delay, inner modules, sequence length.",
         "The same in all runs, and left out: iterations (100), FLOP/s (8e+12), number of GPUs (1).",
     )
@@ -252,10 +252,10 @@ def test_costs_are_not_negative_and_a_faster_gpu_is_never_slower() -> None:
             6e10 * one.batch_size / (one.value("flops_per_second") or 1) * factors[one.value("flops_per_second") or 1]
         ),
     )
-    found = fit_regression(runs)
-    assert found.intercept >= 0
-    assert (found.coefficients > 0).all()
-    times = [found.predict(setting(32, power)).seconds or 0.0 for power in (14e12, 30e12, 60e12, 120e12)]
+    regression = fit_regression(runs)
+    assert regression.intercept >= 0
+    assert (regression.coefficients > 0).all()
+    times = [regression.predict(setting(32, power)).seconds or 0.0 for power in (14e12, 30e12, 60e12, 120e12)]
     assert times == sorted(times, reverse=True)
     assert times[-1] > 0
 
@@ -264,17 +264,17 @@ def test_a_variable_that_is_0_is_not_inverted() -> None:
     settings = [
         RunSetting(iterations=10, batch_size=8, gpu="T4", disk_seconds=delay) for delay in (0.0, 0.001, 0.002, 0.003)
     ]
-    found = fit_regression(runs_of(settings, lambda one: 1 + 10 * (one.disk_seconds or 0)))
-    assert found.formula == "seconds per iteration = 1 + 10 * disk_seconds"
-    assert found.notes[-1] == "Not inverted, as it is 0 in a run: disk delay."
+    regression = fit_regression(runs_of(settings, lambda one: 1 + 10 * (one.disk_seconds or 0)))
+    assert regression.formula == "seconds per iteration = 1 + 10 * disk_seconds"
+    assert regression.notes[-1] == "Not inverted, as it is 0 in a run: disk delay."
 
 
 def test_runs_that_do_not_differ_give_their_mean() -> None:
-    found = fit_regression(
+    regression = fit_regression(
         [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (99.0, 100.0, 101.0)],
         options=RegressionOptions(relative=False),
     )
-    estimate = found.predict(setting())
+    estimate = regression.predict(setting())
     assert estimate.seconds == pytest.approx(100)
     # Three runs with a standard deviation of 1: 100 ± t(0.95, 2) x sqrt(1 + 1/3) = 100 ± 2.920 x 1.1547.
     assert estimate.low_seconds == pytest.approx(100 - 2.920 * 1.1547, abs=1e-3)
@@ -290,10 +290,10 @@ def test_a_regression_that_falls_below_0_gives_no_time() -> None:
 
 def test_a_setting_that_lacks_a_variable_of_the_runs() -> None:
     settings = [RunSetting(iterations=10, batch_size=8, gpu="T4", threads=count) for count in (1, 2, 4)]
-    found = fit_regression(runs_of(settings, lambda one: 1 / (one.threads or 1)))
+    regression = fit_regression(runs_of(settings, lambda one: 1 / (one.threads or 1)))
     words = "The past runs of net differ in their threads; give threads for the run to predict, too."
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(words)}$"):
-        found.predict(setting())
+        regression.predict(setting())
 
 
 def test_too_few_runs_several_models_and_gaps() -> None:
@@ -319,9 +319,9 @@ def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
     # 10, 10, 10 and 20: left out, they miss by 10/3, 10/3, 10/3 and -10 per run of 100 iterations; the mean square,
     # (3 x 100/9 + 100) / 4 = 33.33, is more than the variance of the fit, 75 / 3 = 25.
     runs = [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
-    found = fit_regression(runs, options=RegressionOptions(relative=False))
-    assert found.residual_variance * 100**2 == pytest.approx(100 / 3)
-    assert found.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
+    regression = fit_regression(runs, options=RegressionOptions(relative=False))
+    assert regression.residual_variance * 100**2 == pytest.approx(100 / 3)
+    assert regression.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
 
 
 def test_an_interval_widens_with_the_distance() -> None:
@@ -346,12 +346,12 @@ def test_bandwidth_separates_memory_bound_gpus() -> None:
     settings = [RunSetting(iterations=100, batch_size=size, gpu=name) for size in SIZES for name in gpus]
     runs = runs_of(settings, lambda one: 1e9 * one.batch_size / known[one.gpu or ""])
     asked = RunSetting(iterations=100, batch_size=64, gpu="L4")
-    found = fit_regression(runs).predict(asked)
-    assert found.seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
+    prediction = fit_regression(runs).predict(asked)
+    assert prediction.seconds == pytest.approx(100 * 64 * 1e9 / known["L4"], rel=1e-3)
     # 15.38e12 FLOP/s at 300e9 bytes/s are 51.3 FLOP a byte, and the P4's 4.96e12 at 192e9 25.8: twice as many.
     assert any(
         "FLOP/s for each byte/s of memory 51.2667 is 1.98 times" in extrapolation.note
-        for extrapolation in found.extrapolations
+        for extrapolation in prediction.extrapolations
     )
     unnamed = RunSetting(iterations=100, batch_size=64, flops_per_second=1e13)
     with pytest.raises(InvalidArgumentError, match="GPUs that differ in their memory bandwidth; name the GPU"):

@@ -51,11 +51,11 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     other = step(
         matrix_product(768, gpu=False), matrix_product(2048, gpu=False), relu(9000, gpu=False), device="cpu", gpu=None
     )
-    found = regression.predict(other)
+    prediction = regression.predict(other)
     flops = 2 * (768**3 + 2048**3)
-    assert found.seconds == pytest.approx(2e-6 + 1e-12 * flops + 2e-6 + 3e-12 * 8 * 9000, rel=1e-6)
-    assert (found.layers, found.unknown) == (3, {})
-    ((kind, times),) = found.beyond.items()
+    assert prediction.seconds == pytest.approx(2e-6 + 1e-12 * flops + 2e-6 + 3e-12 * 8 * 9000, rel=1e-6)
+    assert (prediction.layers, prediction.unknown) == (3, {})
+    ((kind, times),) = prediction.beyond.items()
     assert kind == "linear (float32, forward)"
     assert times == pytest.approx(8)  # 2,048 is twice 1,024, to the third power
 
@@ -71,20 +71,20 @@ def test_a_bias_and_a_first_layer_make_no_kind_of_their_own() -> None:
             model(images).sum().backward()
 
         trace = lp.capture(step)
-        kinds.append({one.kind for one in layers_of(trace, [1.0] * len(work_items(trace))) if "conv" in one.kind})
+        kinds.append({layer.kind for layer in layers_of(trace, [1.0] * len(work_items(trace))) if "conv" in layer.kind})
     assert kinds[0] == kinds[1] == {"conv2d (tf32, forward)", "conv2d (tf32, backward)"}
 
 
 def test_kinds_that_no_recording_has_are_said() -> None:
-    found = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)))).predict(FITTED)
-    assert (found.layers, found.unknown) == (3, {"relu (forward)": 2})
+    prediction = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)))).predict(FITTED)
+    assert (prediction.layers, prediction.unknown) == (3, {"relu (forward)": 2})
 
 
 def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
     kind = "linear (float32, forward)"
-    one = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines[kind]
-    assert one.intercept == 0.0
-    assert one.per_flop == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
+    fitted = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines[kind]
+    assert fitted.intercept == 0.0
+    assert fitted.per_flop == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
     line = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)), [2.0, 1.0])).lines[kind]
     small, large = 2 * 256**3, 2 * 512**3  # least squares through the origin: the sum of c t over the sum of c squared
     assert line.intercept == 0.0
@@ -111,8 +111,8 @@ def test_a_line_with_a_negative_intercept_goes_through_the_origin() -> None:
 def test_matmuls_of_another_dtype_are_another_kind() -> None:
     """Float16 on tensor cores predicted float32."""
     half = replace(matrix_product(256, gpu=False), inputs=(TensorInfo((256, 256), "float16"),) * 2)
-    found = fit_layers(layers_of(FITTED)).predict(step(half))
-    assert (found.layers, found.unknown) == (0, {"linear (float16, forward)": 1})
+    prediction = fit_layers(layers_of(FITTED)).predict(step(half))
+    assert (prediction.layers, prediction.unknown) == (0, {"linear (float16, forward)": 1})
 
 
 def test_a_product_waits_for_its_bytes_and_its_flops() -> None:

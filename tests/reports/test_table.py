@@ -265,9 +265,9 @@ def sections(texts: Mapping[str, str]) -> str:
 
 
 def test_tables_equal_their_golden_texts(golden: Callable[[str, str], None]) -> None:
-    golden("plain.txt", sections({name: plain_table(one) for name, one in EXAMPLES.items()}))
-    golden("verbose.txt", sections({name: plain_table(one, verbose=True) for name, one in EXAMPLES.items()}))
-    golden("markdown.txt", sections({name: markdown_table(one) for name, one in EXAMPLES.items()}))
+    golden("plain.txt", sections({name: plain_table(example) for name, example in EXAMPLES.items()}))
+    golden("verbose.txt", sections({name: plain_table(example, verbose=True) for name, example in EXAMPLES.items()}))
+    golden("markdown.txt", sections({name: markdown_table(example) for name, example in EXAMPLES.items()}))
     golden("rich.txt", sections({f"{width} columns": printed(TEN, width) for width in (80, 100, 120)}))
 
 

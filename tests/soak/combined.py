@@ -77,7 +77,7 @@ def fit(case: Case, folder: str, *, with_callbacks: bool) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     before = faults.held()
     already = set(faults.left_behind(before))
-    found: dict[int, Any] = {}
+    outcomes: dict[int, Any] = {}
     with ExitStack() as around:
         patches = around.enter_context(pytest.MonkeyPatch.context())
         if case.code == "profiled":
@@ -89,20 +89,20 @@ def fit(case: Case, folder: str, *, with_callbacks: bool) -> None:
         if with_callbacks and case.error != "none" and _has_error(case):
             around.enter_context(faults.traced(_injecting(case.function, case.error)))
         threads = [
-            threading.Thread(target=_fitted, args=(number, case, folder, with_callbacks, found, device))
+            threading.Thread(target=_fitted, args=(number, case, folder, with_callbacks, outcomes, device))
             for number in range(2)
         ]
         if case.trainers != "two threads":
-            _fitted(0, case, folder, with_callbacks, found, device)
+            _fitted(0, case, folder, with_callbacks, outcomes, device)
             threads.clear()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     left = sorted(set(faults.left_behind(before)) - already)
-    weights = [one if isinstance(one, float) else type(one).__name__ for _, one in sorted(found.items())]
+    weights = [one if isinstance(one, float) else type(one).__name__ for _, one in sorted(outcomes.items())]
     print("outcome", weights, "left", ", ".join(left) or "nothing")
-    errors = [one for one in found.values() if isinstance(one, BaseException)]
+    errors = [one for one in outcomes.values() if isinstance(one, BaseException)]
     if errors:
         raise errors[0]
 
@@ -255,19 +255,19 @@ def outcome(case: Case, folder: Path, *, with_callbacks: bool) -> tuple[tuple[in
         ended = launched(*words, world_size=2, folder=folder.parent)
     else:
         ended = [run("-m", *words)]
-    lines = [line for one in ended for line in one.stdout.splitlines() if line.startswith("outcome ")]
-    return tuple(one.returncode for one in ended), "; ".join(lines)
+    lines = [line for process in ended for line in process.stdout.splitlines() if line.startswith("outcome ")]
+    return tuple(process.returncode for process in ended), "; ".join(lines)
 
 
 def harm(case: Case, plain: tuple[tuple[int | None, ...], str], folder: Path) -> str | None:
     """Run a case with our callbacks; return the differences from a run without them; None without differences."""
-    found = outcome(case, folder, with_callbacks=True)
+    watched = outcome(case, folder, with_callbacks=True)
     if case.error == "KeyboardInterrupt":  # it ends the run where it comes, and with it the user's own profiler
-        theirs = case.profiler != "none" and found[1].endswith("left a profiler")
-        is_alike = found[0] in ((0,), (1,)) and (found[1].endswith("left nothing") or theirs)
+        theirs = case.profiler != "none" and watched[1].endswith("left a profiler")
+        is_alike = watched[0] in ((0,), (1,)) and (watched[1].endswith("left nothing") or theirs)
     else:
-        is_alike = found == plain
-    return None if is_alike else f"{case}: {found} and not {plain}"
+        is_alike = watched == plain
+    return None if is_alike else f"{case}: {watched} and not {plain}"
 
 
 def main() -> None:

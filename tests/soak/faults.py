@@ -274,7 +274,7 @@ def fit(
     except BaseException as caught:
         error = caught
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    left = tuple(one for one in left_behind(before) if one not in already)
+    left = tuple(name for name in left_behind(before) if name not in already)
     return Result(weights, model.batches_trained, error, left)
 
 
@@ -298,7 +298,7 @@ def left_behind(before: tuple[int, int]) -> tuple[str, ...]:
         time.sleep(0.01)  # a thread that is about to end
     optimizer = sys.modules[Optimizer.__module__]
     module = torch.nn.modules.module
-    found = {
+    leftovers = {
         "a profiler": torch._C._autograd._profiler_enabled(),
         "a dispatch mode": bool(_get_current_dispatch_mode_stack()),
         "a function mode": bool(_get_current_function_mode_stack()),
@@ -308,7 +308,7 @@ def left_behind(before: tuple[int, int]) -> tuple[str, ...]:
         "files": held()[0] > before[0],
         "threads": held()[1] > before[1],
     }
-    return tuple(name for name, is_left in found.items() if is_left)
+    return tuple(name for name, is_left in leftovers.items() if is_left)
 
 
 def clear() -> None:
@@ -366,7 +366,7 @@ def entrances(run: Callable[[], object]) -> dict[str, set[str]]:
     """
     passes_on = (sysconfig.get_paths()["stdlib"], "<")
     site = sysconfig.get_paths()["purelib"]
-    found: dict[str, set[str]] = {}
+    callers: dict[str, set[str]] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -378,21 +378,21 @@ def entrances(run: Callable[[], object]) -> dict[str, set[str]]:
             if path.startswith(OURS):
                 return
             if path.startswith(site) or not path.startswith(passes_on):
-                found.setdefault(name_of(code), set()).add(f"{Path(path).name} {caller.f_code.co_qualname}")
+                callers.setdefault(name_of(code), set()).add(f"{Path(path).name} {caller.f_code.co_qualname}")
                 return
             caller = caller.f_back
 
     with watched(note):
         run()
-    return found
+    return callers
 
 
 def reached(folder: Path, loop: str = "trainer") -> dict[str, int]:
     """Functions that a loop calls of ours, each with the number of its calls."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     fit(folder, with_callbacks=True, loop=loop)  # imports happen before
-    fit(folder, with_callbacks=True, on_call=lambda code: found.update((name_of(code),)), loop=loop)
-    return {name: calls for name, calls in found.items() if "<module>" not in name and name not in ENTRANCES}
+    fit(folder, with_callbacks=True, on_call=lambda code: counts.update((name_of(code),)), loop=loop)
+    return {name: calls for name, calls in counts.items() if "<module>" not in name and name not in ENTRANCES}
 
 
 def sampled(names: Iterable[str], every: int) -> list[str]:
@@ -417,12 +417,12 @@ def drawn(calls: Mapping[str, Mapping[str, int]], errors: Sequence[str], sample:
     """Draw faults: a loop, a function that it reaches, one of its calls, and an error."""
     draw = random.Random(seed)
     loops = sorted(loop for loop in calls if calls[loop])
-    found = []
+    faults = []
     for _ in range(sample):
         loop = draw.choice(loops)
         name = draw.choice(sorted(calls[loop]))
-        found.append(Fault(loop, name, draw.choice(errors), draw.randrange(calls[loop][name])))
-    return found
+        faults.append(Fault(loop, name, draw.choice(errors), draw.randrange(calls[loop][name])))
+    return faults
 
 
 def injected(folder: Path, fault: Fault) -> tuple[Result, bool]:
@@ -486,9 +486,9 @@ def main() -> None:
         folder = Path(place)
         calls: dict[str, dict[str, int]] = {}
         for loop in options.loops.split(","):
-            found = reached(folder, loop)
+            totals = reached(folder, loop)
             calls[loop] = {
-                name: found[name] for name in sampled((one for one in found if options.only in one), options.every)
+                name: totals[name] for name in sampled((one for one in totals if options.only in one), options.every)
             }
         start = time.monotonic()
         if options.sample is None:

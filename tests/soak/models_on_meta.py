@@ -74,7 +74,7 @@ def _images(side: int = 224) -> torch.Tensor:
 
 def _trained(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Step:
     """Return a step with AdamW on the trained parameters."""
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
 
     def step() -> None:
         loss().backward()

@@ -359,10 +359,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             ours, fit = callbacks(), fitted(make)
             watched = outcome(fit, Path(place) / "watched", ours)
-            found = differences(outcome(fit, Path(place) / "plain", []), watched)
+            changed = differences(outcome(fit, Path(place) / "plain", []), watched)
         predicted = "yes" if ours[0].predictions is not None else "no"
-        print(f"| {name} | {predicted} | {', '.join(found) or 'nothing'} |", flush=True)
-        differs += [name] * bool(found)
+        print(f"| {name} | {predicted} | {', '.join(changed) or 'nothing'} |", flush=True)
+        differs += [name] * bool(changed)
     if differs:
         raise SystemExit(f"Training differs: {', '.join(differs)}")
 

@@ -137,10 +137,10 @@ def tests_of(path: str) -> list[str]:
     own, imports = f"test_{name}", (f"from {module} import", f"from {package} import {name}\n")
     subject = path.split("/")[1]
     texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob(f"tests/{subject}/test_*.py")}
-    found = [file for file, text in texts.items() if file.stem == own or any(one in text for one in imports)]
-    found = sorted(found or texts, key=lambda file: (file.stem != own, name not in texts[file], len(texts[file])))
-    found = [*found, *(file for file in texts if file.stem == "test_kept" and file not in found)]
-    return [str(file.relative_to(ROOT)) for file in found]
+    files = [file for file, text in texts.items() if file.stem == own or any(imported in text for imported in imports)]
+    files = sorted(files or texts, key=lambda file: (file.stem != own, name not in texts[file], len(texts[file])))
+    files = [*files, *(file for file in texts if file.stem == "test_kept" and file not in files)]
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
 class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):

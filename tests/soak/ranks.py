@@ -16,12 +16,12 @@ def main() -> None:
     differs = []
     for world_size in (2, 4):
         with tempfile.TemporaryDirectory() as folder:
-            found = start(Path(folder), world_size, list(SCENARIOS))
-        for scenario, ranks in found.items():
-            alive = [one for one in ranks if one]
-            alike = len({(one["batches"], one["reason"], one["weights"]) for one in alive}) == 1
-            seconds = max((one["seconds"] for one in alive), default=0.0)
-            batches = ", ".join(sorted({str(one["batches"]) for one in alive}))
+            outcomes = start(Path(folder), world_size, list(SCENARIOS))
+        for scenario, ranks in outcomes.items():
+            alive = [rank for rank in ranks if rank]
+            alike = len({(rank["batches"], rank["reason"], rank["weights"]) for rank in alive}) == 1
+            seconds = max((rank["seconds"] for rank in alive), default=0.0)
+            batches = ", ".join(sorted({str(rank["batches"]) for rank in alive}))
             print(f"| {scenario} | {world_size} | {batches} | {'yes' if alike else 'NO'} | {seconds:.1f} |")
             if not alike:
                 differs.append(scenario)

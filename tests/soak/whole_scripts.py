@@ -96,13 +96,13 @@ def _(folder: Path, ours: Ours) -> list[Any]:
 
 @script("two Trainers in two threads")
 def _(folder: Path, ours: Ours) -> list[Any]:
-    found: dict[int, Any] = {}
+    fitted: dict[int, Any] = {}
     models = [SMALL.model(seed=seed) for seed in (0, 1)]
     for model in models:  # without draws, the order of the threads does not matter
         model.network[1] = nn.Identity()
 
     def train(number: int) -> None:
-        found[number] = fit(folder / str(number), ours(), model=models[number])
+        fitted[number] = fit(folder / str(number), ours(), model=models[number])
 
     threads = [threading.Thread(target=train, args=(number,)) for number in (0, 1)]
     for thread in threads:
@@ -110,7 +110,7 @@ def _(folder: Path, ours: Ours) -> list[Any]:
     for thread in threads:
         thread.join()
     torch.manual_seed(11)  # Lightning restores the random state after each sanity check, so draws of the other are lost
-    return modules_of(*(found[number] for number in sorted(found)))
+    return modules_of(*(fitted[number] for number in sorted(fitted)))
 
 
 @script("two Trainers that share their callbacks, one after the other")
@@ -354,13 +354,13 @@ def main_of_process(folder: Path, name: str, how: str) -> None:
     def ours() -> list[Any]:
         return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)] if how == "ours" else []
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for module in SCRIPTS[name](folder, ours):
         for key, value in module.state_dict().items():
-            found.update(key.encode(errors="surrogatepass") + value.detach().double().numpy().tobytes())
-        found.update(str(getattr(module, "batches_trained", 0)).encode())
-    found.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
-    print("end", found.hexdigest())
+            digest.update(key.encode(errors="surrogatepass") + value.detach().double().numpy().tobytes())
+        digest.update(str(getattr(module, "batches_trained", 0)).encode())
+    digest.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
+    print("end", digest.hexdigest())
 
 
 def ran(name: str, how: str) -> tuple[int | None, str, Ran]:

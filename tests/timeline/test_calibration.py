@@ -158,11 +158,11 @@ def test_longer_measured_step_is_never_a_shorter_prediction(
 def test_python_work_counts_on_every_gpu() -> None:
     # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4; the host waits for them.
     trace = recorded(400, 70e-6, python=0.03, steps=(0.0584,))
-    found = predicted(replace(trace, waits=(wait_to_end(0.03),)))
-    assert found["SMALL"].seconds == 0.0584
-    assert found["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
-    assert found["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
-    for step in found.values():
+    steps = predicted(replace(trace, waits=(wait_to_end(0.03),)))
+    assert steps["SMALL"].seconds == 0.0584
+    assert steps["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
+    assert steps["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
+    for step in steps.values():
         assert step.host_seconds > 0.03
         assert step.notes == (
             "The measured step has 30 ms (51%) outside operations (Python work, data, waits). This counts as host time "
@@ -185,9 +185,9 @@ def test_measured_step_corrects_host_that_profiler_slowed() -> None:
     # A launch every 50 us for kernels of 10: late, all of them. 100 would take 5 ms without the profiler, by its usual
     # slowdown, and take 2.5.
     trace = recorded(100, 10e-6, every=50e-6, steps=(2.5e-3,))
-    found = predicted(trace)
+    steps = predicted(trace)
     assert calibrated(trace).residual_seconds == 0
-    for step in (found["LIKE-SMALL"], found["BIG"]):
+    for step in (steps["LIKE-SMALL"], steps["BIG"]):
         assert step.bound_by == "host"
         assert step.seconds == pytest.approx(2.5e-3, rel=0.01)
         assert step.high_seconds / step.seconds == pytest.approx(SURROGATE_SPREAD, rel=0.02)
@@ -276,11 +276,11 @@ def test_times_of_a_running_loop_predict_like_its_simulation(kernel_seconds: flo
     live = in_a_loop(trace, host=host)
     assert calibrated(live).host.factor == pytest.approx(host, rel=1e-3)
     for seen in (live, replace(live, running_step_seconds=None)):
-        found = predicted(seen)
+        steps = predicted(seen)
         for gpu in OTHERS:
-            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=2e-3)
-            assert found[gpu].host_seconds == pytest.approx(truth[gpu].host_seconds, rel=1e-3)
-            assert not any("profiler" in note for note in found[gpu].notes)
+            assert steps[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=2e-3)
+            assert steps[gpu].host_seconds == pytest.approx(truth[gpu].host_seconds, rel=1e-3)
+            assert not any("profiler" in note for note in steps[gpu].notes)
 
 
 @pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
@@ -291,9 +291,9 @@ def test_step_between_isolated_and_running_time_agrees_with_recording(kernel_sec
     isolated, running = live.step_seconds[0], live.running_step_seconds
     assert running is not None
     for step in (isolated, running, (isolated + running) / 2):
-        found = predicted(replace(trace, step_seconds=(step,)))
+        steps = predicted(replace(trace, step_seconds=(step,)))
         for gpu in OTHERS:
-            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=1e-6)
+            assert steps[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=1e-6)
 
 
 def test_gpu_in_use_has_time_of_running_loop() -> None:
@@ -332,13 +332,13 @@ def test_host_time_without_operations_counts_on_every_gpu() -> None:
     trace = in_a_loop(recorded(400, 70e-6), host=1.0)
     (host,), (isolated,) = trace.host_seconds_unprofiled, trace.step_seconds
     longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(isolated + 0.02,))
-    found = predicted(longer)
+    steps = predicted(longer)
     # The host may first be as slow as under the profiler: 400 operations of 12 us at 2.2 instead of 1.
     added = 0.02 - 400 * 12e-6 * (SLOWER - 1)
     assert calibrated(longer).added_host_seconds * SLOWER == pytest.approx(added)
-    assert found["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
-    assert found["BIG"].seconds == pytest.approx(host + 0.02)
-    assert found["BIG"].bound_by == "host"
+    assert steps["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
+    assert steps["BIG"].seconds == pytest.approx(host + 0.02)
+    assert steps["BIG"].bound_by == "host"
 
 
 def test_host_that_waits_until_end_of_step_is_not_calibrated() -> None:
@@ -360,8 +360,8 @@ def test_unprofiled_host_time_counts_without_kernels() -> None:
 
 def test_note_if_step_is_far_shorter_than_its_kernels() -> None:
     # 400 products of 70 us and their gaps are 28.4 ms; 6.31 is 4.5 times less, without the gaps 4.44 times.
-    found = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
-    assert found["BIG"].notes[-1:] == (
+    steps = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
+    assert steps["BIG"].notes[-1:] == (
         "The measured step of 6.31 ms is 4.4 times shorter than its recorded kernels (28.4 ms). Times are scaled to "
         "the measured step. Record again: the recording may contain another step or process.",
     )

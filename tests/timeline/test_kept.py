@@ -26,12 +26,12 @@ def steps(word: str, predictions: Predictions) -> dict[str, object]:
 
 
 def test_steps_recorded_without_gpu_match_kept_values(kept: Kept) -> None:
-    found = dict[str, object]()
+    values = dict[str, object]()
     for name in ("gpt2", "resnet", "tabular", "vit", "many calls"):
         trace = many_calls() if name == "many calls" else example(name)
-        found |= steps(name, lp.predict(trace, gpus=GPUS, history=False))
-    found |= steps("gpt2, slow host", lp.predict(example("gpt2"), gpus=GPUS, host="slow", history=False))
-    kept("steps", found)
+        values |= steps(name, lp.predict(trace, gpus=GPUS, history=False))
+    values |= steps("gpt2, slow host", lp.predict(example("gpt2"), gpus=GPUS, host="slow", history=False))
+    kept("steps", values)
 
 
 def profiled() -> Trace:
@@ -39,7 +39,7 @@ def profiled() -> Trace:
 
 
 def test_steps_recorded_on_gpu_match_kept_values(kept: Kept) -> None:
-    found, graph = dict[str, object](), import_trace(TRACES / "synthetic_cuda_graph.json")
+    values, graph = dict[str, object](), import_trace(TRACES / "synthetic_cuda_graph.json")
     for word, trace in (
         ("profiled", profiled()),
         ("a graph", graph),
@@ -47,25 +47,25 @@ def test_steps_recorded_on_gpu_match_kept_values(kept: Kept) -> None:
         ("slower than profiled", replace(profiled(), step_seconds=(0.05, 0.051, 0.049))),
         ("several kinds", replace(profiled(), other_steps=(OtherStep(share=0.25, trace=graph),))),
     ):
-        found |= steps(word, lp.predict(trace, gpus=GPUS, history=False))
+        values |= steps(word, lp.predict(trace, gpus=GPUS, history=False))
     for method in ("mlp", "wave"):
-        found |= steps(f"profiled, by {method}", lp.predict(profiled(), gpus=GPUS, method=method, history=False))
-    kept("profiled", found)
+        values |= steps(f"profiled, by {method}", lp.predict(profiled(), gpus=GPUS, method=method, history=False))
+    kept("profiled", values)
 
 
 def test_steps_recorded_on_processor_match_kept_values(kept: Kept) -> None:
-    found = dict[str, object]()
+    values = dict[str, object]()
     for name in ("cpu_mixed", "cpu_closure", "cpu_compiled"):
         trace = import_trace(TRACES / f"{name}.json.gz")
-        found |= steps(name, lp.predict(trace, gpus=GPUS[:1], history=False))
-    kept("imported", found)
+        values |= steps(name, lp.predict(trace, gpus=GPUS[:1], history=False))
+    kept("imported", values)
 
 
 def test_timelines_match_kept_values(kept: Kept) -> None:
     models = kernel_models(("T4",))
-    found = {}
+    values = {}
     for word, trace in (("tabular", example("tabular")), ("profiled", profiled())):
         events = chrome_trace(trace, gpu("T4"), origin=None, models=models)["traceEvents"]
         done = [event["ts"] + event["dur"] for event in events if "dur" in event]
-        found[word] = [max(done), sum(event.get("dur", 0.0) for event in events)]
-    kept("pictures", found)
+        values[word] = [max(done), sum(event.get("dur", 0.0) for event in events)]
+    kept("pictures", values)

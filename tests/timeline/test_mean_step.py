@@ -94,10 +94,10 @@ def test_prediction_on_several_gpus_is_mean_of_kinds() -> None:
     backward = replace(PRODUCT, phase="backward")
     one, six = (replace(trace, operations=(*trace.operations, backward)) for trace in (ONE, SIX))
     mixed = replace(one, other_steps=(OtherStep(share=0.2, trace=six),))
-    found, *kinds = (lp.predict(trace, ["4xL4"])["4xL4"] for trace in (mixed, one, six))
+    mean, *kinds = (lp.predict(trace, ["4xL4"])["4xL4"] for trace in (mixed, one, six))
     expected = 0.8 * kinds[0].iteration_seconds + 0.2 * kinds[1].iteration_seconds
-    assert found.iteration_seconds == pytest.approx(expected)
-    assert found.communication_seconds == pytest.approx(kinds[0].communication_seconds)
+    assert mean.iteration_seconds == pytest.approx(expected)
+    assert mean.communication_seconds == pytest.approx(kinds[0].communication_seconds)
 
 
 def test_note_on_kinds_of_steps_appears_once() -> None:
@@ -152,8 +152,8 @@ def test_verdicts_are_weighted_by_step_time(unit: float) -> None:
 def test_mean_of_same_gpu_checks() -> None:
     short = SameGpuCheck(gpu="T4", measured_seconds=5.0, predicted_seconds=4.0, bound_by="host")
     long = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
-    found = mean_check([short, long], [0.8, 0.2])
-    assert found == SameGpuCheck(gpu="T4", measured_seconds=14.0, predicted_seconds=11.2, bound_by="device")
+    check = mean_check([short, long], [0.8, 0.2])
+    assert check == SameGpuCheck(gpu="T4", measured_seconds=14.0, predicted_seconds=11.2, bound_by="device")
     assert mean_check([short, None], [0.8, 0.2]) is None
 
 

@@ -63,10 +63,10 @@ def wait(start: float, length: float, cause: str = "device") -> HostWait:
 
 def host(recorded: Trace) -> tuple[list[Overheads], list[float], list[bool]]:
     """Overheads, Python work in microseconds, and waits."""
-    found = recorded_host(recorded)
-    overheads = [own for own in found.overheads if own is not None]
+    measured = recorded_host(recorded)
+    overheads = [own for own in measured.overheads if own is not None]
     assert len(overheads) == len(recorded.operations)
-    return overheads, [seconds * 1e6 for seconds in found.python_seconds], list(found.waits)
+    return overheads, [seconds * 1e6 for seconds in measured.python_seconds], list(measured.waits)
 
 
 def seconds_of(recorded: Trace) -> float:
@@ -180,8 +180,8 @@ def test_reading_a_device_value_waits_for_its_kernel() -> None:
     assert host(recorded)[2] == [False, True]
     assert seconds_of(recorded) < 100
     # Launched at 14, the kernel runs from 40 to 70; of the 86 until the operation ends at 100, 56 are the device's.
-    (found,) = host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item")))[0]
-    assert found.after_last_launch == pytest.approx((86 - 56) / SLOWER * 1e-6)
+    (overhead,) = host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item")))[0]
+    assert overhead.after_last_launch == pytest.approx((86 - 56) / SLOWER * 1e-6)
     on_cpu = trace(launching(0), operation(30, 5, name="aten::_local_scalar_dense"))
     assert host(on_cpu)[2] == [False, False]
 
@@ -193,16 +193,16 @@ def test_kernel_without_recorded_launch_takes_no_host_time() -> None:
 
 def test_without_launches_python_work_counts_and_overheads_are_unknown() -> None:
     # CUPTI was not permitted: operations from 0 to 10 and from 30,010 to 30,020.
-    found = recorded_host(trace(operation(0, 10), operation(30_010, 10)))
-    assert set(found.overheads) == {None}
-    assert [seconds * 1e6 for seconds in found.python_seconds] == pytest.approx([0, 30_000])
-    assert found.waits == (True, False)  # it is unknown whether it waits: an environment needs the action
+    measured = recorded_host(trace(operation(0, 10), operation(30_010, 10)))
+    assert set(measured.overheads) == {None}
+    assert [seconds * 1e6 for seconds in measured.python_seconds] == pytest.approx([0, 30_000])
+    assert measured.waits == (True, False)  # it is unknown whether it waits: an environment needs the action
 
 
 @pytest.mark.parametrize(("busy", "waits"), [(1, [True, False, False]), (0, [False, False, True])])
 def test_dispatch_recorder_has_python_work_alone(busy: int, waits: list[bool]) -> None:
     steps = [Operation(name="aten::mm", phase="forward", python_seconds=0.03 * (index == busy)) for index in range(3)]
-    found = recorded_host(Trace(operations=tuple(steps), device="cpu", recorder="dispatch"))
-    assert not any(found.overheads)
-    assert list(found.python_seconds) == [step.python_seconds for step in steps]
-    assert list(found.waits) == waits  # work before the first operation follows the previous step
+    measured = recorded_host(Trace(operations=tuple(steps), device="cpu", recorder="dispatch"))
+    assert not any(measured.overheads)
+    assert list(measured.python_seconds) == [step.python_seconds for step in steps]
+    assert list(measured.waits) == waits  # work before the first operation follows the previous step

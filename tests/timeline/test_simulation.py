@@ -140,6 +140,6 @@ def test_operation_time_is_divided_among_its_launches(name: str, launches: int, 
     trace = Trace(operations=(operation,), device="cpu", recorder="dispatch")
     timed = predict_work_times(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
     timed = replace(timed, items=tuple(replace(item, launches=launches) for item in timed.items))
-    (found,) = host_operations(trace, timed, np.array([[6e-6], [9e-6]])[:, : len(timed.items)])
-    assert found.seconds == pytest.approx(np.array([[2e-6] * kernels, [3e-6] * kernels]).reshape(2, kernels))
-    assert found.streams == (COMPUTE_STREAM,) * kernels
+    (launched,) = host_operations(trace, timed, np.array([[6e-6], [9e-6]])[:, : len(timed.items)])
+    assert launched.seconds == pytest.approx(np.array([[2e-6] * kernels, [3e-6] * kernels]).reshape(2, kernels))
+    assert launched.streams == (COMPUTE_STREAM,) * kernels

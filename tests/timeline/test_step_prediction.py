@@ -153,15 +153,15 @@ def test_note_and_doubt_if_assumed_host_may_be_bottleneck() -> None:
 
     def step(device: float) -> StepPrediction:
         each = np.full((1, 100), device / 100)
-        (found,) = predict_steps(trace, replace(work, interval=Interval.from_factor(each, 1.0)), [SMALL])
-        return found
+        (prediction,) = predict_steps(trace, replace(work, interval=Interval.from_factor(each, 1.0)), [SMALL])
+        return prediction
 
     said = (
         "Host assumed: the CPU was not measured. A median CPU needs 2.33 ms (1.16 to 3.49 ms) to launch the step, "
         "possibly more than the GPU.",
     )
     short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 3e-3, 6e-3))
-    verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]
+    verdicts = [prediction.verdict for prediction in (short, similar, longer, long) if prediction.verdict is not None]
     assert [(verdict.bound_by, verdict.is_doubtful) for verdict in verdicts] == [
         ("host", False),
         ("host", True),

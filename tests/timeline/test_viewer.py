@@ -42,7 +42,7 @@ def test_host_operations_do_not_overlap() -> None:
 def test_host_of_a_gpu_with_nvlink_takes_as_long_as_in_its_prediction() -> None:
     def host_seconds(name: str) -> list[float]:
         content = chrome_trace(TRACE, gpu(name), origin=None, models=None)
-        return [one["dur"] for one in content["traceEvents"] if one["ph"] == "X" and one["pid"] == HOST_PROCESS]
+        return [event["dur"] for event in content["traceEvents"] if event["ph"] == "X" and event["pid"] == HOST_PROCESS]
 
     usual = [SERVER_HOST * seconds for seconds in host_seconds("L4")]
     assert host_seconds("H100-SXM-80GB") == pytest.approx(usual, abs=1e-3)  # an event has three decimals of a us

@@ -17,11 +17,11 @@ from tests.weights.example import GPUS
 def loaded(url: str, cache: str) -> Any:
     """Load, and print the result."""
     try:
-        found = load_weights(GPUS, WeightsSource(url=url, cache_dir=str(cache)))
+        weights = load_weights(GPUS, WeightsSource(url=url, cache_dir=str(cache)))
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    networks = {name: one.families["toy"] for name, one in found.gpus.items() if name in GPUS}
-    return {name: float(one.layers[-1].bias[0, 0]) for name, one in networks.items()}, found.notes
+    networks = {name: gpu.families["toy"] for name, gpu in weights.gpus.items() if name in GPUS}
+    return {name: float(network.layers[-1].bias[0, 0]) for name, network in networks.items()}, weights.notes
 
 
 def main(url: str, cache: str, processes: int) -> None:

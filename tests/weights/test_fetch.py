@@ -39,18 +39,18 @@ def download(server: Server | str, seconds: float = 10.0) -> Download:
 
 def test_a_file_comes_whole(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
-        found = download(server)
-        assert found.manifest().files[T4] == entry
-        assert found.file(T4, entry) == (tmp_path / T4).read_bytes()
+        fetched = download(server)
+        assert fetched.manifest().files[T4] == entry
+        assert fetched.file(T4, entry) == (tmp_path / T4).read_bytes()
     assert server.requests == [MANIFEST_NAME, T4]
 
 
 def test_an_error_of_the_server_is_tried_again(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         server.failures = {MANIFEST_NAME: 1, T4: 2}
-        found = download(server)
-        found.manifest()
-        found.file(T4, entry)
+        fetched = download(server)
+        fetched.manifest()
+        fetched.file(T4, entry)
     assert server.requests == [MANIFEST_NAME] * 2 + [T4] * 3
 
 
@@ -157,11 +157,11 @@ def test_all_of_it_ends_in_time(tmp_path: Path, entry: ManifestEntry, kind: str)
 def test_timeout_covers_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
     now = [0.0]
     with serving(tmp_path) as server:
-        found = Download(address_of(server.url), seconds=20.0, clock=lambda: now[0])
-        found.manifest()
+        fetched = Download(address_of(server.url), seconds=20.0, clock=lambda: now[0])
+        fetched.manifest()
         now[0] = 20.0
         with pytest.raises(WeightsDownloadError, match="it took more than the 20 s that there are for all downloads"):
-            found.file(T4, entry)
+            fetched.file(T4, entry)
     assert server.requests == [MANIFEST_NAME]
 
 

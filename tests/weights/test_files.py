@@ -35,7 +35,7 @@ def test_weights_round_trip(tmp_path: Path) -> None:
 
 def test_weights_whose_bytes_are_together_are_read(tmp_path: Path) -> None:
     def together(tensors: dict[str, Any]) -> None:  # as files were before 0.1.0
-        for key in [one.removeprefix("low/") for one in tensors if one.startswith("low/")]:
+        for key in [name.removeprefix("low/") for name in tensors if name.startswith("low/")]:
             low, high = tensors.pop(f"low/{key}").astype(np.uint16), tensors.pop(f"high/{key}").astype(np.uint16)
             tensors[key] = (high << 8 | low).view(np.float16)
 

@@ -53,13 +53,13 @@ def test_a_cache_may_be_deleted_while_processes_use_it(url: str, tmp_path: Path)
     deleting = threading.Thread(target=delete)
     deleting.start()
     try:
-        found = said(url, tmp_path / "cache", 16)
+        answers = said(url, tmp_path / "cache", 16)
     finally:
         ended.set()
         deleting.join()
-    assert [biases for biases, _ in found] == [RIGHT] * 16
+    assert [biases for biases, _ in answers] == [RIGHT] * 16
     assert all(
-        "cannot be kept in the cache" in note or "could not be used" in note for _, notes in found for note in notes
+        "cannot be kept in the cache" in note or "could not be used" in note for _, notes in answers for note in notes
     )
 
 

@@ -130,8 +130,8 @@ def test_the_environment_configures_the_address_and_offline_overrules_it(
 
 
 def cached_file(folder: Path) -> Path:
-    (found,) = folder.glob("*.safetensors")
-    return found
+    (path,) = folder.glob("*.safetensors")
+    return path
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again_or_left_out(tmp_path: Path) -> None:

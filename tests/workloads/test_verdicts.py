@@ -26,7 +26,7 @@ def dlrm() -> lp.Trace:
 
 def without_pauses(trace: lp.Trace) -> lp.Trace:
     """Take out the pauses of this machine, which a recording holds as Python work of the step."""
-    return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))
+    return replace(trace, operations=tuple(replace(operation, python_seconds=0.0) for operation in trace.operations))
 
 
 def test_dlrm_is_host_bound_on_h100_and_device_bound_on_t4() -> None:
@@ -74,12 +74,12 @@ def test_gpt_of_long_sequences_is_device_bound_on_h100() -> None:
     # No operation takes the host longer than the optimizer's 11 us.
     host = len(trace.operations) * SHARED_OVERHEADS["optimizer"].total_seconds(launches=1)
     for name, peak in (("T4", 8.1e12), ("H100-SXM-80GB", 67e12)):
-        one = result[name]
-        assert one.device_seconds > flops / peak > host > one.host_seconds
-        assert one.verdict is not None
-        assert one.verdict.sentence == "bound by the device: a GPU twice as fast gains 50 %"
-        assert one.verdict.idle_share == pytest.approx(0, abs=1e-6)
-        path = one.verdict.critical_path
+        prediction = result[name]
+        assert prediction.device_seconds > flops / peak > host > prediction.host_seconds
+        assert prediction.verdict is not None
+        assert prediction.verdict.sentence == "bound by the device: a GPU twice as fast gains 50 %"
+        assert prediction.verdict.idle_share == pytest.approx(0, abs=1e-6)
+        path = prediction.verdict.critical_path
         assert sum(path.values()) == pytest.approx(1)
         # Of 124 million weights 85 are in the blocks, 39 in the product with the tied embedding.
         assert sum(share for part, share in path.items() if part.startswith("blocks.*")) > 0.6

@@ -176,7 +176,7 @@ def airbench_trace() -> lp.Trace:
                 layer.float()
         images = torch.empty(1024, 3, 32, 32, dtype=torch.half).to(memory_format=torch.channels_last)
         labels = torch.zeros(1024, dtype=torch.long)
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, momentum=0.85, nesterov=True, weight_decay=1e-3)
 
     def step() -> None:

@@ -330,7 +330,7 @@ class Training(nn.Module):
             kept = self.first(noisy, waves, told)
             time = self.first.time(waves)
         control = self.control(noisy, waves, told, self.hint(hints))
-        kept = [one + answer(other) for one, answer, other in zip(kept, self.answers, control, strict=True)]
+        kept = [feature + answer(other) for feature, answer, other in zip(kept, self.answers, control, strict=True)]
         return functional.mse_loss(self.second(kept, time, told).float(), noise)
 
 

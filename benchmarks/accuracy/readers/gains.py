@@ -45,14 +45,14 @@ TRAINED: Final = {
 
 def trained_cases(data: Path) -> Iterator[Case]:
     """Yield the gains of compiled training."""
-    found = defaultdict[str, dict[bool, Case]](dict)
+    cases = defaultdict[str, dict[bool, Case]](dict)
     for reader in (backend_cases, diffusion_cases, tutorial_cases, compiled_cases):
         for case in reader(data):
             if case.quantity == "time":
-                found[case.model].setdefault(bool(case.kernels), case)
+                cases[case.model].setdefault(bool(case.kernels), case)
     for name, other in TRAINED.items():
-        before = found[name][False]
-        measured = before.measured / found[other][True].measured
+        before = cases[name][False]
+        measured = before.measured / cases[other][True].measured
         source = f"compile, train{', more than the step' * bool(before.includes)}"
         yield replace(before, source=source, measured=measured, quantity="gain", change="compile", release=None)
 

@@ -176,9 +176,9 @@ def program_trace(program: Program) -> lp.Trace:
     with torch.device("meta"):
         model = Gpt(program)
         tokens = torch.zeros(program.batch, 1024, dtype=torch.long)
-    matrices = [one for one in model.blocks.parameters() if one.ndim == 2 and program.muon_steps]
+    matrices = [parameter for parameter in model.blocks.parameters() if parameter.ndim == 2 and program.muon_steps]
     is_matrix = set(map(id, matrices))
-    rest = [one for one in model.parameters() if id(one) not in is_matrix]
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in is_matrix]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, fused=True)]
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, ns_steps=program.muon_steps))
@@ -198,13 +198,13 @@ def nanogpt_cases(data: Path) -> Iterator[Case]:
     """Yield a case for each program and machine: the median of its logs."""
     logs = defaultdict[tuple[str, str, int], list[tuple[float, str]]](list)
     for row in rows(data / "validation" / "nanogpt_steps.csv"):
-        name = next((one for one in PROGRAMS if one in row["path"]), None)
+        name = next((known for known in PROGRAMS if known in row["path"]), None)
         if name is not None and row["gpu"] in MACHINES:
             milliseconds = float(row["step_ms_middle_half"] or row["step_ms_mean"])
             logs[name, MACHINES[row["gpu"]], int(row["gpus"])].append((milliseconds, row["torch"]))
-    for (name, gpu, count), found in logs.items():
+    for (name, gpu, count), entries in logs.items():
         program = PROGRAMS[name]
-        times, releases = zip(*found, strict=True)
+        times, releases = zip(*entries, strict=True)
         yield Case(
             source=f"{'plain program' if program.is_plain else 'speed runs'}, {gpu}",
             model=f"GPT, {name[:19]}",

@@ -193,7 +193,7 @@ def forecast_tables(scored: Sequence[Scored]) -> Iterator[Table]:
     Args:
         scored: Scored cases of `own_cases`.
     """
-    now = {one.case.model: one for one in scored if one.case.quantity == "time"}
+    now = {score.case.model: score for score in scored if score.case.quantity == "time"}
     table = report_table(
         "own-gpu: forecasts of the day, before the steps were measured",
         ("model", "constants read off"),
@@ -233,7 +233,7 @@ def why_refused(before: Result, after: Result) -> str | None:
         after: The new result.
     """
     figures = {
-        name: [abs(float(one.figure(f"{ITEMS} / all / {name}").value)) for one in (before, after)]
+        name: [abs(float(result.figure(f"{ITEMS} / all / {name}").value)) for result in (before, after)]
         for name in (NET, EACH)
     }
     if figures[EACH][1] <= figures[EACH][0] + NOISE:

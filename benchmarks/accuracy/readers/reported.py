@@ -46,10 +46,10 @@ def reported_cases(data: Path) -> Iterator[Case]:
 
 def cases_of(path: Path) -> list[Case]:
     """Run one script in a folder of its own, which has the folder build."""
-    found: list[Case] = []
+    cases: list[Case] = []
     before, folder = list(sys.path), Path.cwd()
     sys.path.insert(0, str(path.resolve().parent))
-    sys.modules["common"] = common_module(found)
+    sys.modules["common"] = common_module(cases)
     try:
         with TemporaryDirectory() as own, redirect_stdout(StringIO()):
             (Path(own) / "build").mkdir()
@@ -62,7 +62,7 @@ def cases_of(path: Path) -> list[Case]:
         sys.path[:] = before
         for name in ("common", "hf"):
             sys.modules.pop(name, None)
-    return found
+    return cases
 
 
 def common_module(found: list[Case]) -> types.ModuleType:

@@ -83,7 +83,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Update all parameters that have a gradient; `closure`, which others ask for the loss, is not called."""
         del closure
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
+            parameters = [weight for weight in group["params"] if weight.grad is not None]
             for parameter in parameters:
                 if not self.state[parameter]:
                     mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)

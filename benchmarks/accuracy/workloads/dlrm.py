@@ -63,8 +63,8 @@ class CriteoDlrm(nn.Module):
         vectors = torch.stack((bottom, *embedded), dim=1).to(bottom.dtype)
         products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         padding = bottom.new_zeros(len(bottom), 1)
-        found: Tensor = self.logit(self.top(torch.cat((bottom, products, padding), dim=1))).flatten()
-        return found
+        logits: Tensor = self.logit(self.top(torch.cat((bottom, products, padding), dim=1))).flatten()
+        return logits
 
 
 def criteo_trace(size: str, *, precision: str, batch: int) -> lp.Trace:

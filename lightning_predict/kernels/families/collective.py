@@ -215,12 +215,12 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
         document = parse_json(path.read_bytes(), file)
     except OSError as error:
         raise file.error_at(f"cannot be read ({error}).") from error
-    one = microseconds_to_seconds(1.0)
+    microsecond = microseconds_to_seconds(1.0)
     sizes = np.log([size.positive() for size in document.member("message_bytes").items()])
     curves = {
         name: {
             operation: {
-                _count(times, count): np.log([one * time.positive() for time in times.items(length=len(sizes))])
+                _count(times, count): np.log([microsecond * time.positive() for time in times.items(length=len(sizes))])
                 for count, times in by_count.members().items()
             }
             for operation, by_count in operations.members().items()

@@ -107,8 +107,8 @@ def _flops(c: Columns) -> Array:
 
 def _has_winograd_filter(c: Columns) -> Array:
     steps = [c[f"{setting}_{side}"] == 1 for setting in ("stride", "dilation") for side in _PLANE]
-    found: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
-    return found
+    fits: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
+    return fits
 
 
 def _least_flops(c: Columns) -> Array:
@@ -641,8 +641,8 @@ def _is_cudnn(dtype: str, c: Columns) -> BoolArray:
     is_whole = (c["dilation_height"] == 1) & (c["dilation_width"] == 1)
     is_served = np.isin(side, LIBRARY_SIDES) & (channels >= LIBRARY_CHANNELS) & (width >= LIBRARY_WIDTH)
     strided = [(channels >= least) & (width >= narrowest) for least, narrowest in LIBRARY_STRIDED]
-    found: BoolArray = is_even & is_whole & is_served & ((step == 1) | ((step == 2) & np.logical_or.reduce(strided)))
-    return (found & (dtype == "float16")) | (c["channels_last"] > 0)
+    fits: BoolArray = is_even & is_whole & is_served & ((step == 1) | ((step == 2) & np.logical_or.reduce(strided)))
+    return (fits & (dtype == "float16")) | (c["channels_last"] > 0)
 
 
 def _has_groups(shape: OperationShape) -> bool:

@@ -159,15 +159,15 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
     tables = np.ceil(warps / c["bags"])
     held = np.minimum(np.minimum(l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
-    found = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, shapes)
+    hits = _set_products(held, c["rows"], c["lookups"]) if whole_bags else held / c["rows"]  # (gpus, shapes)
     filled = held.copy()
     for place in np.flatnonzero(c["alpha"]).tolist():
         counts, chances = _zipf(float(c["rows"][place]), float(c["alpha"][place]))
         for row in range(len(gpus)):
             filled[row, place] = _look_ups_for(float(held[row, place]), float(asked[place]), counts, chances)
             mass = float((counts * chances * -np.expm1(-chances * filled[row, place])).sum())
-            found[row, place] = mass ** float(max(c["lookups"][place], 1)) if whole_bags else mass
-    misses = np.where(unique <= held, unique, held + (asked - filled) * (1 - found))
+            hits[row, place] = mass ** float(max(c["lookups"][place], 1)) if whole_bags else mass
+    misses = np.where(unique <= held, unique, held + (asked - filled) * (1 - hits))
     rate: Array = np.clip(1 - misses / asked, 0.0, 1.0)
     return rate
 
@@ -205,8 +205,8 @@ def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     around = c["bags"] * (3 * SECTOR_BYTES + _sectors(COMPUTE_BYTES["int32"] * c["lookups"]) + row_bytes)
     dram = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     cache = per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second)
-    found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
-    from_dram = (around + (1 - found) * rows) / dram
+    hits = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
+    from_dram = (around + (1 - hits) * rows) / dram
     through_l2 = (around + rows) / cache
     seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + SHORTEST_KERNEL_SECONDS
     bound = roofline_seconds(batch, gpus, least=True)
@@ -307,7 +307,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
     The first two 64-bit integer tensors locate the tables. The next two are the indices and the offsets of the bags.
     Per-row optimizer state has one number per row, which gives the mean row length.
     """
-    integers = [one for one in operation.inputs if one.dtype == "int64" and len(one.shape) == 1]
+    integers = [tensor for tensor in operation.inputs if tensor.dtype == "int64" and len(tensor.shape) == 1]
     numbers = [one for one in operation.inputs if one.dtype.startswith(("float", "bfloat")) and len(one.shape) == 1]
     if len(integers) < 4 or not numbers:
         return None
@@ -317,7 +317,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
     if min(bags, asked, table.elements) < 1:
         return ()
     # Per-index weights have one number per index; the largest remaining tensor is the per-row state.
-    state = [one.elements for one in numbers if one.elements < table.elements and one.elements != asked]
+    state = [tensor.elements for tensor in numbers if tensor.elements < table.elements and tensor.elements != asked]
     rows = max(state, default=0) or max(table.elements / ASSUMED_DIM, 1.0)
     dims = (bags, asked / bags, rows, table.elements / rows, operation.arguments.get(ZIPF, 0.0))
     return (OperationShape("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
@@ -335,8 +335,8 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, .
     if len(operation.inputs) % 3:
         return None
     each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
-    found = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
-    return tuple(shape for shapes in found for shape in shapes or ())
+    translated = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
+    return tuple(shape for shapes in translated for shape in shapes or ())
 
 
 @translates(UPDATES)
@@ -365,7 +365,7 @@ def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[OperationShap
     passes = 2 if operation.name != INTERACTION else 1
     in_lanes = vectors.dtype == "float32"
     flops = passes * 2.0 * samples * count * count * width if in_lanes else 0.0
-    read, written = (float(sum(one.size_bytes for one in some)) for some in (operation.inputs, operation.outputs))
+    read, written = (float(sum(tensor.size_bytes for tensor in some)) for some in (operation.inputs, operation.outputs))
     return (OperationShape("transfer", "float32", (read, written, flops)),)
 
 

@@ -234,13 +234,13 @@ def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[
 
 def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     values_only = operation.arguments.get("compute_uv") is False
-    found = (a.operation_shape("svd", a.columns, a.rows, values_only),)
+    shapes = (a.operation_shape("svd", a.columns, a.rows, values_only),)
     shorter, longer = sorted((a.rows, a.columns))
     if values_only or not operation.arguments.get("full_matrices") or shorter == longer:
-        return found
+        return shapes
     # The remaining vectors of the longer side: 4 m n (m - n).
     return (
-        *found,
+        *shapes,
         OperationShape("bmm", a.dtype, (float(a.batch), float(longer), float(longer - shorter), 2.0 * shorter)),
     )
 

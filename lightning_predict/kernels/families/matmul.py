@@ -338,7 +338,7 @@ def _grouped_matmul(operation: Operation, flags: Flags) -> tuple[OperationShape,
             dims = (groups, m, right.shape[1] / max(groups, 1), k)
         case 2, 2:
             # The offsets, one per group, come after the operands and their scales.
-            offsets = [one for one in operation.inputs[2:] if len(one.shape) == 1 and one.dtype == "int32"]
+            offsets = [tensor for tensor in operation.inputs[2:] if len(tensor.shape) == 1 and tensor.dtype == "int32"]
             groups = offsets[0].shape[0] if offsets else 1
             dims = (groups, left.shape[0], right.shape[1], left.shape[1] / max(groups, 1))
         case 3, 3:

@@ -241,7 +241,7 @@ PyTorch writes the product of gradient and result in one kernel, and sums the pr
 @translates("aten::_softmax_backward_data")
 def _softmax_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     matrix = along(operation.inputs[0], operation)
-    return tuple(one for name in SOFTMAX_BACKWARD for one in of_matrix(name, operation.inputs[0], *matrix))
+    return tuple(shape for name in SOFTMAX_BACKWARD for shape in of_matrix(name, operation.inputs[0], *matrix))
 
 
 def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
@@ -264,12 +264,12 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Operati
     # cuDNN takes float16 only with float32 weights, and no bfloat16. With float16 weights, PyTorch's kernels run, as in
     # bfloat16. On GTX 1080 Ti, RTX 2080 Ti, RTX 3090 and TITAN V, VGG's batch norms with float16 weights err by 10 %
     # in the mean with bfloat16's time, and by 42 % with float32's (training data).
-    is_own = any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
-    shapes = tuple(replace(one, dtype="bfloat16" if is_own else one.dtype) for one in shapes)
+    is_own = any(tensor.dtype == "float16" for tensor in operation.inputs if len(tensor.shape) == 1)
+    shapes = tuple(replace(shape, dtype="bfloat16" if is_own else shape.dtype) for shape in shapes)
     if operation.arguments.get(CHANNELS_LAST):
-        return tuple(replace(one, operation=name.replace("batch_norm", "batch_norm_last")) for one in shapes)
+        return tuple(replace(shape, operation=name.replace("batch_norm", "batch_norm_last")) for shape in shapes)
     channels = float(data.shape[1] if len(data.shape) > 1 else data.elements)
-    return tuple(replace(one, dims=(*one.dims, channels)) for one in shapes)
+    return tuple(replace(shape, dims=(*shape.dims, channels)) for shape in shapes)
 
 
 def _times(ratio: float, name: str) -> Surrogate:

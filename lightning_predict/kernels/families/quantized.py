@@ -33,7 +33,7 @@ def gemm_4bit(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] 
     depth = data.shape[-1]
     values = 2 * packed[0].size_bytes
     rows, columns = data.elements / depth, values / depth
-    dequantized = _transfer(sum(one.size_bytes for one in packed), values * DTYPE_BYTES[data.dtype], values)
+    dequantized = _transfer(sum(tensor.size_bytes for tensor in packed), values * DTYPE_BYTES[data.dtype], values)
     product = OperationShape("linear", compute_dtype(data, tf32=flags.matmul_tf32), (1.0, rows, columns, float(depth)))
     return dequantized, product
 
@@ -54,7 +54,7 @@ def dequantize_4bit(operation: Operation, _flags: Flags) -> tuple[OperationShape
 )
 def update(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate an optimizer update in one kernel. It reads all tensors and writes all except the first."""
-    read = sum(one.size_bytes for one in operation.inputs)
+    read = sum(tensor.size_bytes for tensor in operation.inputs)
     written = read - operation.inputs[0].size_bytes
     return (_transfer(read, written, math.prod(operation.inputs[0].shape)),)
 

@@ -97,7 +97,7 @@ def summed(data: TensorInfo, written: float, columns: int) -> OperationShape:
 def _columns_kept(data: TensorInfo, operation: Operation) -> int:
     """Return the number of columns of a sum over the leading dimensions; 0 for other sums."""
     given = operation.arguments.get("dim")
-    reduced = {int(one) % max(len(data.shape), 1) for one in (given if isinstance(given, (list, tuple)) else [])}
+    reduced = {int(axis) % max(len(data.shape), 1) for axis in (given if isinstance(given, (list, tuple)) else [])}
     is_leading = 0 < len(reduced) < len(data.shape) and reduced == set(range(len(reduced)))
     return math.prod(data.shape[len(reduced) :]) if is_leading else 0
 

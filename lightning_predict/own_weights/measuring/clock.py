@@ -193,10 +193,10 @@ def time_call(
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
     call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
-    one = _event_times(call, 1, before=None)
-    if one > shape_seconds:
-        raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {shape_seconds:g} s a shape")
-    replays = repetitions_that_fit(one, replays=replays, shape_seconds=shape_seconds)
+    seconds = _event_times(call, 1, before=None)
+    if seconds > shape_seconds:
+        raise RuntimeError(f"one call takes {seconds:.3g} s, over the limit of {shape_seconds:g} s a shape")
+    replays = repetitions_that_fit(seconds, replays=replays, shape_seconds=shape_seconds)
     for _ in range(min(MIN_REPLAYS, replays)):
         call()
     eager = _event_times(call, replays, before=None)
@@ -291,10 +291,10 @@ def _release(pool: tuple[int, int], device: torch.device) -> None:
     """Release the memory pool of a failed capture; before torch 2.6, the function has another name."""
     index = torch.cuda.current_device() if device.index is None else device.index
     for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
-        found = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
-        if found is not None:
+        release = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+        if release is not None:
             with suppress(RuntimeError):
-                found(index, pool)
+                release(index, pool)
 
 
 def _renew_generator(device: torch.device) -> None:

@@ -179,5 +179,5 @@ def comparison(rates: MainRates) -> tuple[Figure, ...]:
         for dtype, rate in rates.flops_per_second.items()
         for assumed in [sustained_flops(rates.gpu, dtype)]
     ]
-    measured, stated = (bytes_to_gigabytes(one.dram_bytes_per_second) for one in (rates, rates.gpu))
+    measured, stated = (bytes_to_gigabytes(source.dram_bytes_per_second) for source in (rates, rates.gpu))
     return (*products, Figure("memory, as a data sheet states it", measured, stated, "GB/s"))

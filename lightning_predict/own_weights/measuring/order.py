@@ -71,8 +71,8 @@ class ShapeToMeasure:
 @cache
 def calls_of(operation: str) -> tuple[str, ...]:
     """Return the names of the forward and backward calls of an operation."""
-    found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
-    return (operation, *found)
+    backwards = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
+    return (operation, *backwards)
 
 
 def shapes_by_worth(
@@ -188,14 +188,14 @@ def _of_family(
     count = math.ceil(2 * needed / sum(len(learned) for *_, learned in pairs))  # some are held out, some not possible
     order = []
     fitted = 0
-    for one in _round_robin(
+    for shape in _round_robin(
         (operation, dtype, learned, shapes.of(operation, count)) for operation, dtype, learned in pairs
     ):
         if fitted >= needed:
             break
-        if is_possible(one):
-            order.append(one)
-            fitted += len(one.calls) * _is_fitted(one)
+        if is_possible(shape):
+            order.append(shape)
+            fitted += len(shape.calls) * _is_fitted(shape)
     return order
 
 
@@ -227,16 +227,16 @@ def _round_robin(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[ShapeToMe
         for operation, dtype, passes, shapes in parts
     ]
     for turn in zip_longest(*rows):
-        yield from (one for one in turn if one is not None)
+        yield from (entry for entry in turn if entry is not None)
 
 
 def _with_loads(order: Sequence[ShapeToMeasure]) -> list[ShapeToMeasure]:
     """Mark the first `LOADED_SHAPES` long shapes of each operation and dtype that are measured under load, too."""
     marked, count = [], Counter[tuple[str, str]]()
-    for one in order:
-        is_loaded = count[one.operation, one.dtype] < LOADED_SHAPES and _is_long(one)
-        count[one.operation, one.dtype] += is_loaded
-        marked.append(replace(one, is_loaded=True) if is_loaded else one)
+    for shape in order:
+        is_loaded = count[shape.operation, shape.dtype] < LOADED_SHAPES and _is_long(shape)
+        count[shape.operation, shape.dtype] += is_loaded
+        marked.append(replace(shape, is_loaded=True) if is_loaded else shape)
     return marked
 
 
@@ -251,10 +251,10 @@ def _once(order: Sequence[ShapeToMeasure]) -> list[ShapeToMeasure]:
     """Remove calls that an earlier entry of the order measures."""
     seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
     kept = []
-    for one in order:
-        words = tuple(sorted(one.parameters.items()))
-        new = tuple(name for name in one.calls if (name, one.dtype, words) not in seen)
-        seen |= {(name, one.dtype, words) for name in new}
+    for shape in order:
+        words = tuple(sorted(shape.parameters.items()))
+        new = tuple(name for name in shape.calls if (name, shape.dtype, words) not in seen)
+        seen |= {(name, shape.dtype, words) for name in new}
         if new:
-            kept.append(ShapeToMeasure(one.operation, one.dtype, one.parameters, new))
+            kept.append(ShapeToMeasure(shape.operation, shape.dtype, shape.parameters, new))
     return kept

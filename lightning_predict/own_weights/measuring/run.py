@@ -311,16 +311,16 @@ def count_rows(folder: Path, gpu: str) -> RowCounts:
         family = network_spec(group.batch.operation, group.batch.dtype)
         if family is not None:
             rows[family.name] = rows.get(family.name, 0) + fitted_rows([group], 0)
-    found = {name: FamilyRows(family=name, rows=count) for name, count in rows.items()}
+    families = {name: FamilyRows(family=name, rows=count) for name, count in rows.items()}
     others = [
         group
         for group in groups
         if (family := network_spec(group.batch.operation, group.batch.dtype)) is None
-        or not found[family.name].is_enough
+        or not families[family.name].is_enough
     ]
     factors = [group for group in others if is_enough_for_a_factor(group, seed=0)]
     return RowCounts(
-        families=tuple(found.values()),
+        families=tuple(families.values()),
         factors=tuple(f"{group.batch.operation}/{group.batch.dtype}" for group in factors),
         dropped=sum(len(group.seconds) for group in others) - sum(len(group.seconds) for group in factors),
     )
@@ -329,15 +329,15 @@ def count_rows(folder: Path, gpu: str) -> RowCounts:
 def estimate_seconds(shapes: Iterable[ShapeToMeasure], gpu: Gpu, *, shape_seconds: float = SHAPE_SECONDS) -> float:
     """Return the expected duration of measurements: repetitions at `USUAL_UTILISATION`, plus overhead."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[ShapeToMeasure]] = {}
-    for one in shapes:
-        alike.setdefault((one.operation, one.dtype, tuple(one.parameters)), []).append(one)
+    for shape in shapes:
+        alike.setdefault((shape.operation, shape.dtype, tuple(shape.parameters)), []).append(shape)
     total = 0.0
     for group in alike.values():
         least = _least_seconds(group, gpu)  # (shapes,)
-        passes = np.array([len(one.calls) for one in group])
+        passes = np.array([len(shape.calls) for shape in group])
         each = np.minimum(REPETITION_KINDS * REPLAYS * least / USUAL_UTILISATION, shape_seconds) + SECONDS_AROUND
         total += float((passes * each)[least <= shape_seconds].sum()) + LOAD_SECONDS * sum(
-            one.is_loaded for one in group
+            shape.is_loaded for shape in group
         )
     return total
 

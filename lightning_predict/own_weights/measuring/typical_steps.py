@@ -210,5 +210,5 @@ def measured_share(trace: Trace, gpu: Gpu, tuned: Collection[str], factors: Coll
         return bool(parts) and all(is_measured(part.shape) for part in parts)
 
     timed = predict_work_times(trace, [gpu], origin=None, models=kernel_models((gpu.name,)))
-    found = [bool(item.shapes) and all(map(is_measured, item.shapes)) for item in timed.items]
-    return float((timed.seconds[0] * found).sum() / timed.seconds[0].sum())
+    measured = [bool(item.shapes) and all(map(is_measured, item.shapes)) for item in timed.items]
+    return float((timed.seconds[0] * measured).sum() / timed.seconds[0].sum())

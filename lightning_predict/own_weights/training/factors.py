@@ -37,14 +37,14 @@ def measured_factors(
     groups: Iterable[Group], gpu: Gpu, models: KernelModels | None, *, seed: int
 ) -> dict[str, MeasuredFactor]:
     """Return the factors of groups with enough rows, by "operation/dtype"."""
-    found = {}
+    factors = {}
     for group in groups:
         if is_enough_for_a_factor(group, seed=seed):
             used = group.take(~split_rows(group.batch.columns, seed=seed).held_out)
             residuals = log_residuals(used, gpu, models)
             if _holds_in_cross_validation(residuals, used):
-                found[f"{group.batch.operation}/{group.batch.dtype}"] = factor_of(residuals, used)
-    return found
+                factors[f"{group.batch.operation}/{group.batch.dtype}"] = factor_of(residuals, used)
+    return factors
 
 
 def _holds_in_cross_validation(residuals: Array, group: Group) -> bool:

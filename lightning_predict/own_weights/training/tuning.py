@@ -135,24 +135,24 @@ def tune_weights(
         refused = _why_worse(task.groups, task.gpu, models, changed, steps[name], seed)
         if refused is None:
             own[task.family.name] = network
-        scores += [replace(one, refused=refused) for one in _scores(task, network, seed)]
+        scores += [replace(score, refused=refused) for score in _scores(task, network, seed)]
         done(f"{name}: {task.family.name}" + ("" if refused is None else f" refused, {refused}"))
     factors: dict[str, dict[str, MeasuredFactor]] = {name: {} for name in gpus}
     for name, card in gpus.items():
         others = _without_network(card, groups, tasks)
         models = _models_with(name, tuned[name], shipped, seed)
-        found = measured_factors(others, card, models, seed=seed)
-        for score, group in _factor_scores(others, card, found, models, seed):
+        measured = measured_factors(others, card, models, seed=seed)
+        for score, group in _factor_scores(others, card, measured, models, seed):
             key = f"{score.operation}/{score.dtype}"
             own_models, changed = (
                 _models_with(name, tuned[name], shipped, seed, kept)
-                for kept in (factors[name], {**factors[name], key: found[key]})
+                for kept in (factors[name], {**factors[name], key: measured[key]})
             )
             refused = _why_worse([group], card, own_models, changed, steps[name], seed)
             if refused is None:
-                factors[name][key] = found[key]
+                factors[name][key] = measured[key]
             scores.append(replace(score, refused=refused))
-        done(f"{name}: {len(factors[name])} of {len(found)} factors")
+        done(f"{name}: {len(factors[name])} of {len(measured)} factors")
     if not tasks and not any(factors.values()):
         raise MeasurementTableError(_too_few(groups, seed))
     _write(tuned, factors, tasks, scores, shipped, output, seed)
@@ -189,7 +189,7 @@ def _why_worse(
         if new >= own:
             return "its held-out rows get worse"
     for step in steps:
-        own_errors, new_errors = (_step_errors(step, card, one) for one in (before, after))
+        own_errors, new_errors = (_step_errors(step, card, model) for model in (before, after))
         if any(new > own + NO_WORSE for own, new in zip(own_errors, new_errors, strict=True)):
             return "a recorded step gets worse"
     return None
@@ -197,7 +197,7 @@ def _why_worse(
 
 def _step_errors(step: Trace, card: Gpu, models: BundledModels) -> tuple[float, float]:
     """Return the net and the item-by-item error of a recorded step's GPU time, predicted from its shapes."""
-    shapes = replace(step.untimed(), operations=tuple(replace(one, kernels=()) for one in step.operations))
+    shapes = replace(step.untimed(), operations=tuple(replace(operation, kernels=()) for operation in step.operations))
     timed = predict_work_times(shapes, [card], origin=None, models=models)
     measured = [sum(k.seconds for own in item.operations for k in step.operations[own].kernels) for item in timed.items]
     errors = timed.seconds[0] - np.array(measured)
@@ -232,14 +232,14 @@ def _factor_scores(
 ) -> Iterable[tuple[OwnScore, Group]]:
     """Yield the scores of factors on held-out rows, or on all rows if none is held out."""
     for group in groups:
-        found = factors.get(f"{group.batch.operation}/{group.batch.dtype}")
-        if found is None:
+        factor = factors.get(f"{group.batch.operation}/{group.batch.dtype}")
+        if factor is None:
             continue
         held_out = group.take(split_rows(group.batch.columns, seed=seed).held_out)
         checked = held_out if len(held_out.seconds) else group
         before = -log_residuals(checked, card, models)  # log(predicted / measured)
-        error = before + math.log(found.factor)
-        yield _score(card, checked, before, error, found.half_width), group
+        error = before + math.log(factor.factor)
+        yield _score(card, checked, before, error, factor.half_width), group
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
@@ -247,15 +247,15 @@ def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
 
     The name `V100` is excluded: it is an alias of one form factor, but the measured form factor is unknown.
     """
-    found: dict[str, Gpu] = {}
+    cards: dict[str, Gpu] = {}
     for name in sorted({group.gpu for group in groups}):
         try:
             card = find_gpu(name)
         except UnknownGpuError:
             continue
         if card.name == name:
-            found[name] = card
-    return found
+            cards[name] = card
+    return cards
 
 
 def log_errors(family: NetworkSpec, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
@@ -383,16 +383,16 @@ def _write(
                 for task in tasks
                 if task.gpu.name == name and task.family.name in tuned[name]
             )
-            + sum(one.rows for one in factors[name].values()),
+            + sum(factor.rows for factor in factors[name].values()),
             held_out_error={
-                f"{one.operation}/{one.dtype}": HeldOutError(
-                    rows=one.rows,
-                    mean=round(one.after, 4),
-                    median=round(one.median, 4),
-                    coverage=round(one.coverage, 3),
+                f"{score.operation}/{score.dtype}": HeldOutError(
+                    rows=score.rows,
+                    mean=round(score.after, 4),
+                    median=round(score.median, 4),
+                    coverage=round(score.coverage, 3),
                 )
-                for one in scores
-                if one.gpu == name and one.refused is None
+                for score in scores
+                if score.gpu == name and score.refused is None
             },
         )
     manifest = Manifest(recipe=RECIPE_NAME, seed=seed, files=entries)

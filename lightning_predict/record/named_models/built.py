@@ -81,8 +81,8 @@ def counted(number: int, noun: str) -> str:
 
 def dtype_of_model(options: StepOptions) -> torch.dtype:
     """Return the data type of the model's parameters."""
-    found: torch.dtype = getattr(torch, options.numbers().dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, options.numbers().dtype)
+    return dtype
 
 
 def quantized(model: nn.Module, options: StepOptions) -> list[str]:
@@ -124,7 +124,7 @@ def with_adapters(model: nn.Module, options: StepOptions, usual: list[str] | Non
     named = options.lora_targets
     targets: Any = usual if named is None else named if isinstance(named, str) else list(named)
     if isinstance(targets, str) and targets != "all-linear":
-        targets = [one.strip() for one in targets.split(",") if one.strip()]
+        targets = [target.strip() for target in targets.split(",") if target.strip()]
     names = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_projection(layer)}
     config: Any = model.config
     if targets is None:  # named to PEFT, because 0.21 refuses mixtures whose own targets it is left to find

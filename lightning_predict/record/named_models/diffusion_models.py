@@ -207,8 +207,8 @@ def _encoders(model: Any, inputs: Mapping[str, Any], size: int, options: StepOpt
         autoencoder = diffusers.AutoencoderKL(**_VAE, latent_channels=latents).requires_grad_(False)
         images = torch.zeros((options.batch_size, 3, 8 * size, 8 * size))
         tokens = [
-            torch.zeros((options.batch_size, min(77, texts.shape[1]) if "hidden_size" in one else texts.shape[1]))
-            for one in wanted
+            torch.zeros((options.batch_size, min(77, texts.shape[1]) if "hidden_size" in values else texts.shape[1]))
+            for values in wanted
         ]
 
     def encode() -> None:
@@ -217,7 +217,7 @@ def _encoders(model: Any, inputs: Mapping[str, Any], size: int, options: StepOpt
             for encoder, words in zip(encoders, tokens, strict=True):
                 encoder(words.long())
 
-    clips = sum("hidden_size" in one for one in wanted)
+    clips = sum("hidden_size" in values for values in wanted)
     words = f"{counted(clips, 'CLIP text encoder')}{' and T5-XXL' if len(wanted) > clips else ''}"
     return encode, f"frozen autoencoder and {words} in {str(half).removeprefix('torch.')} in each step"
 
@@ -233,9 +233,9 @@ def _squared_error(
 ) -> Callable[[], Tensor]:
     def loss() -> Tensor:
         encode()
-        found: Tensor = model(**inputs).sample
+        sample: Tensor = model(**inputs).sample
         # DiT and PixArt also predict a variance, which only other losses train; inpainting reads more than it predicts
-        channels = min(found.shape[1], target.shape[1])
-        return functional.mse_loss(found[:, :channels].float(), target[:, :channels].float())
+        channels = min(sample.shape[1], target.shape[1])
+        return functional.mse_loss(sample[:, :channels].float(), target[:, :channels].float())
 
     return loss

@@ -88,8 +88,8 @@ def _classifier(
 
 def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     def loss() -> Tensor:
-        found = model(images)
-        outputs = (found,) if isinstance(found, Tensor) else tuple(one for one in found if one is not None)
+        output = model(images)
+        outputs = (output,) if isinstance(output, Tensor) else tuple(tensor for tensor in output if tensor is not None)
         total = functional.cross_entropy(outputs[0], labels)
         for auxiliary in outputs[1:]:
             total = total + functional.cross_entropy(auxiliary, labels)

@@ -55,7 +55,7 @@ class ModelName:
 def parse_model_name(text: str) -> ModelName:
     """Parse `library:name` or a name alone, or read the configuration at a path."""
     prefix, colon, name = text.partition(":")
-    library = next((one for one in get_args(Library) if colon and one == prefix), None)
+    library = next((candidate for candidate in get_args(Library) if colon and candidate == prefix), None)
     place = text if library is None else name
     file = _configuration_at(Path(place)) if place else None
     if file is not None:
@@ -78,7 +78,7 @@ def _library_of(name: str) -> Library | None:
     """Return the library that knows a name without a prefix: names as they ship first; None if none knows it."""
     lower, bare = name.lower(), name.lower().rpartition("/")[2]
     for library in get_args(Library):
-        if any(lower in (one, one.rpartition("/")[2]) for one in shipped_models(library)):
+        if any(lower in (known, known.rpartition("/")[2]) for known in shipped_models(library)):
             return cast("Library", library)
     with suppress(ImportError):
         if import_module("timm").is_model(bare.partition(".")[0]):
@@ -86,15 +86,15 @@ def _library_of(name: str) -> Library | None:
     with suppress(ImportError):
         if bare in import_module("torchvision").models.list_models():
             return "torchvision"
-    return next((one for one in get_args(Library) if _shipped(one, name)), None)
+    return next((library for library in get_args(Library) if _shipped(library, name)), None)
 
 
 def _cached_configuration(name: str) -> Path | None:
     """Return the configuration of a model or of a pipeline's denoiser in the cache of the Hugging Face Hub."""
     with suppress(ImportError, ValueError):  # a ValueError for what cannot be a name
         cached = import_module("huggingface_hub").try_to_load_from_cache
-        found = (cached(name, f"{folder}config.json") for folder in ("", *(f"{one}/" for one in _DENOISERS)))
-        return next((Path(file) for file in found if isinstance(file, str)), None)
+        files = (cached(name, f"{folder}config.json") for folder in ("", *(f"{part}/" for part in _DENOISERS)))
+        return next((Path(file) for file in files if isinstance(file, str)), None)
     return None
 
 
@@ -124,13 +124,13 @@ def _configuration_at(path: Path) -> Path | None:
     if path.is_file():
         return path
     places = [path / "config.json", *(path / part / "config.json" for part in _DENOISERS)]
-    return next((one for one in places if one.is_file()), None)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _configured(text: str, file: Path) -> ModelName:
     """Read a configuration file and determine its library."""
-    found: Checked = read_json(file, InvalidArgumentError)
-    content = found.mapping()
+    document: Checked = read_json(file, InvalidArgumentError)
+    content = document.mapping()
     library = next((library for key, library in _KEYS.items() if key in content), None)
     if library is None:
         raise InvalidArgumentError(
@@ -196,8 +196,8 @@ def shipped_models(library: str) -> Mapping[str, ShippedModel]:
     document = read_json(MODELS_FILE, CatalogueError)
     if not document.has(library):
         return {}
-    sources = {name: one.members() for name, one in document.member("sources").members().items()}
-    found: dict[str, ShippedModel] = {}
+    sources = {name: origin.members() for name, origin in document.member("sources").members().items()}
+    models: dict[str, ShippedModel] = {}
     for name, row in document.member(library).members().items():
         row.check_keys(("source", "config"), ("also",))
         source = sources[row.member("source").choice(tuple(sources))]
@@ -210,22 +210,22 @@ def shipped_models(library: str) -> Mapping[str, ShippedModel]:
             date=source["date"].date(),
             doubt=source["doubt"].words() if "doubt" in source else None,
         )
-        found |= {each.lower(): model for each in model.names}
-    return found
+        models |= {each.lower(): model for each in model.names}
+    return models
 
 
 def shipped(library: str, name: str) -> ShippedModel:
     """Return the shipped configuration of a model."""
-    found = _shipped(library, name)
-    if found is None:
+    model = _shipped(library, name)
+    if model is None:
         raise InvalidArgumentError(_refusal(name))
-    return found
+    return model
 
 
 def _shipped(library: str, name: str) -> ShippedModel | None:
     """Return the shipped configuration of a model, or of the model whose weights were trained further."""
     models = shipped_models(library)
-    by_word = {one.rpartition("/")[2]: model for one, model in models.items()}
+    by_word = {key.rpartition("/")[2]: model for key, model in models.items()}
     alike, words = _same_but_weights(models), _without_weight_words(name)
     # A fine-tuned model is named after its base: `Hermes-3-Llama-3.1-8B`, `distilbert-base-uncased-emotion`.
     sized = (one for one in alike if words.endswith(f"-{one}") and _SIZE.fullmatch(one.rpartition("-")[2]))
@@ -251,7 +251,7 @@ def _same_but_weights(models: Mapping[str, ShippedModel]) -> dict[str, ShippedMo
     named: dict[str, dict[str, ShippedModel]] = {}
     for name, model in models.items():
         named.setdefault(_without_weight_words(name), {})[model.name] = model
-    return {name: next(iter(found.values())) for name, found in named.items() if len(found) == 1}
+    return {name: next(iter(candidates.values())) for name, candidates in named.items() if len(candidates) == 1}
 
 
 def _without_weight_words(name: str) -> str:

@@ -157,7 +157,7 @@ def _optimizers(kind: OptimizerKind, model: nn.Module) -> list[torch.optim.Optim
     if kind.torch_class != "Muon":
         return [made(trained, **kind.options)]
     *_, last = (module for module in model.modules() if isinstance(module, nn.Linear))
-    apart = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)} | {id(last.weight)}
+    apart = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} | {id(last.weight)}
     is_matrix = [parameter.ndim == 2 and id(parameter) not in apart for parameter in trained]
     parts = [[one for one, own in zip(trained, is_matrix, strict=True) if own == wanted] for wanted in (True, False)]
     return [optimizer(part) for optimizer, part in zip((made, torch.optim.AdamW), parts, strict=True) if part]

@@ -104,8 +104,8 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
 
 def _loss(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], Tensor]:
     def loss() -> Tensor:
-        found: Tensor = model(**inputs).loss
-        return found
+        value: Tensor = model(**inputs).loss
+        return value
 
     return loss
 
@@ -125,8 +125,8 @@ def _loss_of_features(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[
     """Return a squared loss of what a model makes of images: features, masks or depths."""
 
     def loss() -> Tensor:
-        found = model(inputs["pixel_values"])
-        values: Tensor = next(found[name] for name in _FEATURES if name in found)
+        outputs = model(inputs["pixel_values"])
+        values: Tensor = next(outputs[name] for name in _FEATURES if name in outputs)
         return values.float().square().mean()
 
     return loss
@@ -136,9 +136,9 @@ def _loss_of_boxes(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
     """Return a loss of classes and boxes, without the matching, which runs on the host."""
 
     def loss() -> Tensor:
-        found = model(inputs["pixel_values"])
-        classes: Tensor = found.logits.flatten(0, 1).float().log_softmax(-1)
-        boxes: Tensor = found.pred_boxes.float().abs()
+        outputs = model(inputs["pixel_values"])
+        classes: Tensor = outputs.logits.flatten(0, 1).float().log_softmax(-1)
+        boxes: Tensor = outputs.pred_boxes.float().abs()
         return boxes.mean() - classes[:, 0].mean()
 
     return loss
@@ -165,8 +165,8 @@ def _preference_loss(
         reference = model if options.lora else build().requires_grad_(False)
 
     def likelihoods(of: Any) -> Tensor:
-        found = of(input_ids=tokens).logits[:, :-1].log_softmax(-1)
-        each: Tensor = found.gather(-1, tokens[:, 1:, None]).squeeze(-1).sum(-1)
+        scores = of(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        each: Tensor = scores.gather(-1, tokens[:, 1:, None]).squeeze(-1).sum(-1)
         return each
 
     def loss() -> Tensor:
@@ -185,7 +185,7 @@ def _configuration(name: ModelName) -> tuple[Mapping[str, Any], str]:
         return name.configuration, "configuration as given"
     known = shipped("hf", name.name)
     is_alike = name.name.lower() not in {
-        each for one in known.names for each in (one.lower(), one.lower().rpartition("/")[2])
+        each for alias in known.names for each in (alias.lower(), alias.lower().rpartition("/")[2])
     }
     alike = f" of {known.name}, whose name differs in words for weights only" if is_alike else ""
     doubt = "" if known.doubt is None else f" ({known.doubt})"
@@ -206,8 +206,8 @@ def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -
 
 def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
     named = (getattr(config, "architectures", None) or [""])[0]
-    found = getattr(transformers, named, None) if named else None
-    if found is None:
+    architecture = getattr(transformers, named, None) if named else None
+    if architecture is None:
         raise InvalidArgumentError(
             f"{name.text}: architectures is {shown(named)}; expected a class of transformers {transformers.__version__}"
             ", for example LlamaForCausalLM. Models with code of their own can be recorded with lp.capture."
@@ -217,7 +217,7 @@ def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
             f"{name.text}: {named} has no loss that is known here; name a class in architectures that ends in "
             f"{', '.join((*_HEADS, *_CLASSIFIERS, *_OTHERS))}, or record your own step with lp.capture."
         )
-    return found
+    return architecture
 
 
 def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tuple[dict[str, Any], str]:
@@ -277,15 +277,15 @@ def _images(model: Any, config: Any, options: StepOptions) -> tuple[dict[str, Te
     usual = _DETECTOR_PIXELS if kind.endswith("ForObjectDetection") else _PIXELS
     size = options.image_size or getattr(part, "image_size", None) or usual
     size = size if isinstance(size, int) else min(size)
-    found: dict[str, Any] = {"pixel_values": torch.zeros((batch, getattr(part, "num_channels", 3), size, size))}
+    inputs: dict[str, Any] = {"pixel_values": torch.zeros((batch, getattr(part, "num_channels", 3), size, size))}
     if kind.endswith(_WRITERS):
-        return found, f"{counted(batch, 'image')} of {size} x {size}"
+        return inputs, f"{counted(batch, 'image')} of {size} x {size}"
     if kind.endswith(("ForObjectDetection", "ForDepthEstimation", "Model")):
-        found["boxes" if kind.endswith("ForObjectDetection") else "features"] = torch.zeros(())
+        inputs["boxes" if kind.endswith("ForObjectDetection") else "features"] = torch.zeros(())
     elif not kind.endswith("ForPreTraining"):
         shape = (batch, size, size) if kind.endswith("ForSemanticSegmentation") else (batch,)
-        found["labels"] = torch.zeros(shape, dtype=torch.long)
-    return found, f"{counted(batch, 'image')} of {size} x {size}"
+        inputs["labels"] = torch.zeros(shape, dtype=torch.long)
+    return inputs, f"{counted(batch, 'image')} of {size} x {size}"
 
 
 def _check_length(length: int, positions: int | None, name: ModelName) -> None:

@@ -89,7 +89,7 @@ def test_a_known_gpu_keeps_its_networks_and_is_corrected(tmp_path: Path) -> None
     assert models.has_own_weights(rates.measured.name, "linear", "bfloat16")
     trace = Trace.load("examples/gpt2.json.gz")
     before, after = (
-        predict_work_times(trace, [one], origin=None, models=models).seconds.sum() for one in (known, rates.measured)
+        predict_work_times(trace, [card], origin=None, models=models).seconds.sum() for card in (known, rates.measured)
     )
     assert 1.05 < after / before < 4.8 / 4.0  # products by 681 / 640, memory by 4.8 / 4
 
@@ -140,7 +140,7 @@ def test_last_repetition_gives_the_rate(monkeypatch: pytest.MonkeyPatch) -> None
     assert names == ["bmm float32", "bmm float16", "relu float32", "add float32"]
     assert answer.state.held_back_by == ("power",)
     assert next(times, None) is None
-    told = {one.name: one.measured for one in comparison(answer) if one.unit == "TFLOP/s"}
+    told = {rate.name: rate.measured for rate in comparison(answer) if rate.unit == "TFLOP/s"}
     assert told == pytest.approx({"float32 products": 4.0, "float16 products": 40.0})
 
 

@@ -194,14 +194,14 @@ def test_residuals_compare_each_operation_with_its_prediction(tmp_path: Path, mo
     monkeypatch.setattr(run, "time_call", by_graph)
     measure(tmp_path, operations=["add"], dtypes=["float32"], shapes=8, device="cpu", gpu="T4", is_trial=True)
     (group,) = read_own_tables(tmp_path)
-    found = module.residuals(tmp_path, gpu("T4"))["add/float32"]
+    entry = module.residuals(tmp_path, gpu("T4"))["add/float32"]
     shapes: Any = group.batch.columns
     predicted = lp.operator_seconds("add", "T4", dtype="float32", **shapes)
-    assert found["rows"] == len(group.seconds)
+    assert entry["rows"] == len(group.seconds)
     # Every row says 1 ms, so that the shortest is not a GPU's shortest kernel: the most that a replay can take, 3 us,
     # is subtracted from each.
     seconds = 1e-3 - LONGEST_REPLAY_SECONDS
-    assert found["median"] == pytest.approx(float(np.median(np.log(seconds / np.asarray(predicted)))))
+    assert entry["median"] == pytest.approx(float(np.median(np.log(seconds / np.asarray(predicted)))))
 
 
 @pytest.fixture
@@ -222,11 +222,11 @@ def test_five_whole_steps_are_compared_with_their_loops(tiny_steps: pytest.Monke
     facts: Any = module._steps(60.0)
     kinds = ["resnet50 eager", "gpt2 eager", "gpt2 CUDA graph", "resnet50 compiled", "bert_large eager"]
     assert list(facts) == kinds
-    for one in facts.values():
-        assert one["error"] == pytest.approx(one["predicted_seconds"] / one["loop_seconds"] - 1)
+    for step in facts.values():
+        assert step["error"] == pytest.approx(step["predicted_seconds"] / step["loop_seconds"] - 1)
         # A layer of 64 has no large product, so that the machine's rate changes nothing and does not help.
-        assert one["own_rates_seconds"] == pytest.approx(one["predicted_seconds"])
-        assert one["own_rates_help"] is False
+        assert step["own_rates_seconds"] == pytest.approx(step["predicted_seconds"])
+        assert step["own_rates_help"] is False
     report: Any = {"parts": {"steps": {"facts": facts}}}
     assert module.words_on_own_rates(report) == (
         "The rates of this machine bring 0 of 5 whole steps nearer to their time: leave `measured=` out."

@@ -283,14 +283,14 @@ def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
 
 
 def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others() -> None:
-    found = shapes_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
-    assert {(one.operation, one.dtype, one.calls) for one in found[:100]} == {("linear", "bfloat16", ("linear",))}
-    assert [(one.operation, one.dtype, one.calls) for one in found[100:103]] == [
+    shapes = shapes_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
+    assert {(one.operation, one.dtype, one.calls) for one in shapes[:100]} == {("linear", "bfloat16", ("linear",))}
+    assert [(shape.operation, shape.dtype, shape.calls) for shape in shapes[100:103]] == [
         ("linear", "float32", ("linear_backward",)),  # no network learns it
         ("linear", "bfloat16", ("linear_backward",)),
         ("cast", "float32", ("cast",)),  # if bytes alone decide, all dtypes are one
     ]
-    counts = Counter((name, one.dtype) for one in found for name in one.calls)
+    counts = Counter((name, shape.dtype) for shape in shapes for name in shape.calls)
     assert counts == {
         **{(name, dtype): 100 for name in ("linear", "linear_backward") for dtype in ("float32", "bfloat16")},
         ("cast", "float32"): 100,
@@ -299,18 +299,18 @@ def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others()
     spread = spread_first(drawn)
     assert sorted(map(str, spread)) == sorted(map(str, drawn))
     for word in ("m", "n", "k"):
-        sizes = [math.log2(one[word]) for one in drawn]
-        first = [math.log2(one[word]) for one in spread[:9]]
+        sizes = [math.log2(shape[word]) for shape in drawn]
+        first = [math.log2(shape[word]) for shape in spread[:9]]
         assert max(first) - min(first) > 0.8 * (max(sizes) - min(sizes))
 
 
 def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_shape() -> None:
-    found = shapes_by_worth(["linear"], ["float32"], 50, seed=0)
-    slow, fast = (estimate_seconds(found, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
+    shapes = shapes_by_worth(["linear"], ["float32"], 50, seed=0)
+    slow, fast = (estimate_seconds(shapes, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
     assert slow > fast > 0
     # Forward and backward, each at most its limit and its overhead.
     assert slow <= 50 * 2 * (SHAPE_SECONDS + SECONDS_AROUND)
-    assert estimate_seconds(found, gpu("T4"), shape_seconds=0.01) < slow
+    assert estimate_seconds(shapes, gpu("T4"), shape_seconds=0.01) < slow
 
 
 def test_repetitions_fit_into_the_seconds_of_a_shape() -> None:
@@ -476,11 +476,11 @@ def within(minutes: float, name: str) -> list[ShapeToMeasure]:
         is_possible=lambda one: run.reason_too_long(one, record, 2.0) is None,
     )
     spent, done = 0.0, []
-    for one in due:
-        spent += estimate_seconds([one], record)
+    for shape in due:
+        spent += estimate_seconds([shape], record)
         if spent > 60 * minutes:
             break
-        done.append(one)
+        done.append(shape)
     return done
 
 
@@ -491,11 +491,11 @@ def nine_minutes() -> list[ShapeToMeasure]:
 
 def enough_families(measured: list[ShapeToMeasure]) -> set[str]:
     rows: Counter[str] = Counter()
-    for one in measured:
-        family = network_spec(one.calls[0], one.dtype)
+    for shape in measured:
+        family = network_spec(shape.calls[0], shape.dtype)
         if family is not None:
-            columns = shape_batch(one.operation, one.dtype, **one.parameters).columns
-            rows[family.name] += len(one.calls) * bool(split_rows(columns, seed=0).fitted[0])
+            columns = shape_batch(shape.operation, shape.dtype, **shape.parameters).columns
+            rows[family.name] += len(shape.calls) * bool(split_rows(columns, seed=0).fitted[0])
     return {name for name, count in rows.items() if count >= MIN_OWN_ROWS}
 
 
@@ -508,7 +508,7 @@ def test_nine_minutes_measure_most_of_the_time_of_a_step(
     model: str, share: float, nine_minutes: list[ShapeToMeasure]
 ) -> None:
     """Times by a tuned network, by a factor, or through an operation with one of both."""
-    rows = Counter(f"{name}/{one.dtype}" for one in nine_minutes for name in one.calls)
+    rows = Counter(f"{name}/{shape.dtype}" for shape in nine_minutes for name in shape.calls)
     factors = {name for name, count in rows.items() if count >= 8}
     trace = capture(step_on(model, "meta"), warmup_steps=0, precision="bf16-mixed")
     record = gpu("H100-SXM-80GB")
@@ -517,12 +517,12 @@ def test_nine_minutes_measure_most_of_the_time_of_a_step(
 
 
 def test_the_first_long_matmuls_of_each_dtype_are_measured_under_load(nine_minutes: list[ShapeToMeasure]) -> None:
-    loaded = [one for one in nine_minutes if one.is_loaded]
-    counts = Counter((one.operation, one.dtype) for one in loaded)
+    loaded = [shape for shape in nine_minutes if shape.is_loaded]
+    counts = Counter((shape.operation, shape.dtype) for shape in loaded)
     assert {(name, "bfloat16") for name in ("linear", "bmm", "conv2d")} <= set(counts)
     assert set(counts.values()) == {order.LOADED_SHAPES}
     assert estimate_seconds(loaded, gpu("H100-SXM-80GB")) == pytest.approx(
-        estimate_seconds([replace(one, is_loaded=False) for one in loaded], gpu("H100-SXM-80GB"))
+        estimate_seconds([replace(shape, is_loaded=False) for shape in loaded], gpu("H100-SXM-80GB"))
         + run.LOAD_SECONDS * len(loaded)
     )
 

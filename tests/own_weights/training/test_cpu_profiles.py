@@ -51,5 +51,5 @@ def test_a_profile_of_torch_is_a_recording_of_the_cpu(tmp_path: Path) -> None:
         network(images).sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "profile.json"))
     layers = layers_of(import_trace(str(tmp_path / "profile.json")))
-    assert {"conv2d (float32, forward)", "linear (float32, backward)"} <= {one.kind for one in layers}
-    assert all(one.seconds > 0 for one in layers)
+    assert {"conv2d (float32, forward)", "linear (float32, backward)"} <= {layer.kind for layer in layers}
+    assert all(layer.seconds > 0 for layer in layers)

@@ -36,10 +36,10 @@ def group_times(factor: float, scatter: float = 0.0) -> Group:
 
 
 def test_a_factor_that_all_rows_share_is_found_and_shrunk_towards_one() -> None:
-    (found,) = measured_factors([group_times(3.0)], T4, kernel_models(("T4",)), seed=0).values()
-    assert found.factor == pytest.approx(3.0 ** (found.rows / (found.rows + 1)))
-    assert found.half_width == pytest.approx(math.log(3.0) / (found.rows + 1))  # the shrunk value
-    assert 6 <= found.rows < len(ROWS)  # some are held out
+    (fitted,) = measured_factors([group_times(3.0)], T4, kernel_models(("T4",)), seed=0).values()
+    assert fitted.factor == pytest.approx(3.0 ** (fitted.rows / (fitted.rows + 1)))
+    assert fitted.half_width == pytest.approx(math.log(3.0) / (fitted.rows + 1))  # the shrunk value
+    assert 6 <= fitted.rows < len(ROWS)  # some are held out
 
 
 def test_scatter_around_the_prediction_is_no_factor() -> None:
@@ -71,7 +71,7 @@ def test_train_writes_factors_that_predictions_use(tmp_path: Path, monkeypatch: 
     assert factor.factor != 1.0
     other = float(lp.operator_seconds("sort", "L4", weights=str(tmp_path / "weights"), rows=4096, cols=512))
     assert other == pytest.approx(float(lp.operator_seconds("sort", "L4", rows=4096, cols=512)))
-    assert {one.operation for one in scores} <= {"sort"}
+    assert {score.operation for score in scores} <= {"sort"}
 
 
 def test_a_weights_file_holds_factors_and_one_without_reads_as_before(tmp_path: Path) -> None:

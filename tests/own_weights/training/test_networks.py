@@ -66,10 +66,10 @@ def test_interval_of_unseen_gpus_is_wider() -> None:
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None:
     rows = collect_rows(SINGLE, [group(SMALL, 500)], [SMALL])
     plan = replace(QUICK, steps=30)
-    one, again, other = (train_network(rows, rows, plan, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (train_network(rows, rows, plan, seed=seed) for seed in (0, 0, 1))
     for index in range(3):
-        np.testing.assert_array_equal(one.layers[index].weight, again.layers[index].weight)
-    assert not np.array_equal(one.layers[0].weight, other.layers[0].weight)
+        np.testing.assert_array_equal(first.layers[index].weight, again.layers[index].weight)
+    assert not np.array_equal(first.layers[0].weight, other.layers[0].weight)
 
 
 def test_machine_weight_zero_hides_gpu_features() -> None:
@@ -147,8 +147,8 @@ def test_features_of_a_single_value_go_into_the_bias_and_predict_the_same() -> N
     np.testing.assert_allclose(folded.layers[0].bias, plain.layers[0].bias + 2.5 * plain.layers[0].weight[:, 1], 1e-6)
     rows = generator.standard_normal((20, 3), np.float32)  # beyond the range, too: the second counts as 3
     owners = np.zeros(20, np.intp)
-    expected, found = (predict_log_utilisations([each], owners, rows) for each in (plain, folded))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    expected, actual = (predict_log_utilisations([each], owners, rows) for each in (plain, folded))
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_every_row_is_on_exactly_one_side_and_the_shares_hold() -> None:

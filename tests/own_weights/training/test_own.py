@@ -132,10 +132,10 @@ def test_manifest_counts_no_rows_of_a_refused_network(tmp_path: Path) -> None:
 
 def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
     write_own_table(tmp_path, [gpu("T4")], rows=200)
-    (found,) = read_own_tables(tmp_path)
-    written = np.sort(measured(gpu("T4"), found.batch))
+    (table,) = read_own_tables(tmp_path)
+    written = np.sort(measured(gpu("T4"), table.batch))
     replay = min(max(written[0] - SHORTEST_KERNEL_SECONDS, 0.0), LONGEST_REPLAY_SECONDS)
-    np.testing.assert_allclose(np.sort(found.seconds), written - replay, rtol=1e-4)
+    np.testing.assert_allclose(np.sort(table.seconds), written - replay, rtol=1e-4)
 
 
 def test_measure_records_its_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_families_that_are_kin_learn_from_each_other_and_share_a_base(tmp_path: 
     trained: list[Training] = []
     results = train_families(recipes, groups, {card.name: card for card in cards}, done=trained.append)
     # A base and one without the T4 for both, and a network of each family and GPU.
-    assert [(len(one.families), one.left_out, one.own) for one in trained] == [
+    assert [(len(training.families), training.left_out, training.own) for training in trained] == [
         (2, (), None),
         (2, ("T4",), None),
         *((1, (), name) for name in ("L4", "T4", "L4", "T4")),
