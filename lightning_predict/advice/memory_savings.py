@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -23,6 +23,7 @@ from lightning_predict.memory.step_memory import memory_need, step_memory
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
+from lightning_predict.reports.published_cases import TrainedPart, trained_part
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
 """Names of changes that may reduce memory."""
@@ -63,7 +64,16 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
         savings=tuple(sorted(savings, key=lambda saving: -saving.bytes)),
         largest=_largest(scaled, layout),
         ways=None if need.memory_fit == "fits" or scaled is None else ways_to_fit(trace, gpu),
+        last_resort=LAST_RESORTS[trained_part(trace)],
     )
+
+
+LAST_RESORTS: Final[Mapping[TrainedPart, str]] = {
+    "all": "Train adapters (LoRA or QLoRA), or share the model among GPUs",
+    "adapters": "Load the frozen weights in 4 bits (by name `--quantization nf4`), or share the model among GPUs",
+    "adapters over 4 bits": "Take shorter samples, or share the model among GPUs",
+}
+"""What remains if no set of changes fits, by what the step trains."""
 
 
 def _largest(scaled: ScaledMemory | None, layout: Layout) -> str | None:

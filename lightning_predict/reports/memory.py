@@ -92,6 +92,7 @@ class MemoryReport:
         ways: Sets of changes with which the step fits: the smallest first, then those that take less time; None if it
             fits, or no set was tried.
         multi_gpu_sentence: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
+        last_resort: What to do if `ways` is empty.
     """
 
     gpu: str
@@ -101,6 +102,7 @@ class MemoryReport:
     largest: str | None
     ways: tuple[WayToFit, ...] | None = None
     multi_gpu_sentence: str | None = None
+    last_resort: str = "Share the model among GPUs"
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -126,8 +128,8 @@ class MemoryReport:
             return ()
         if not self.ways:
             return (
-                "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. Train adapters "
-                "(LoRA or QLoRA), or share the model among GPUs (`lightning-predict parallel`).",
+                "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. "
+                f"{self.last_resort} (`lightning-predict parallel`).",
             )
         words = ("To fit, with the fewest changes", "Cheaper, with more changes", "Cheaper still")
         return tuple(f"{how}: {way.sentence}." for how, way in zip(words, self.ways, strict=False))

@@ -123,11 +123,11 @@ def describe(trace: Trace) -> StepDescription:
     dtype = flops.most_common(1)[0][0] if flops else "float32"
     is_training = any(operation.phase == "backward" for operation in trace.operations)
     return StepDescription(
-        kind=_kind(counts), precision=_precision(dtype), is_training=is_training, trains=_trained_part(trace)
+        kind=_kind(counts), precision=_precision(dtype), is_training=is_training, trains=trained_part(trace)
     )
 
 
-def _trained_part(trace: Trace) -> TrainedPart:
+def trained_part(trace: Trace) -> TrainedPart:
     """Return the part of the parameters that a step trains."""
     if any("4bit" in operation.name for operation in trace.operations):
         return "adapters over 4 bits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -117,8 +118,19 @@ def test_step_whose_weights_do_not_fit_names_adapters() -> None:
     # 4 x 8 x 16,384 squared parameters, 4 bytes each: 34 GB
     report = known(memory_report(step_of_blocks(width=16_384, samples=1), gpu("RTX-4090")))
     assert report.ways == ()
-    assert "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits" in " ".join(
-        report.lines()
+    assert (
+        "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. Train adapters (LoRA or "
+        "QLoRA), or share the model among GPUs (`lightning-predict parallel`)." in report.sentences
+    )
+
+
+def test_adapters_whose_frozen_weights_do_not_fit_are_told_of_4_bits() -> None:
+    trace = step_of_blocks(width=16_384, samples=1)
+    first, *rest = trace.parameters
+    frozen = (first, *(replace(parameter, requires_grad=False) for parameter in rest))
+    sentences = known(memory_report(replace(trace, parameters=frozen), gpu("RTX-4090"))).sentences
+    assert (
+        sum("Load the frozen weights in 4 bits (QLoRA; by name `--quantization nf4`)" in one for one in sentences) == 1
     )
 
 
