@@ -431,7 +431,7 @@ def _steps(left: float) -> Facts:
             facts[words] = "no time left"
             continue
         try:
-            step = _step((TYPICAL_STEPS | others)[model], kind, name)
+            step = _step({**TYPICAL_STEPS, **others}[model], kind, name)
             facts[words] = {**step, "kept_apart": model in apart} if model in others else step
         except Exception as error:  # other steps may still work
             facts[words] = f"{type(error).__name__}: {error}"

@@ -10,9 +10,9 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -102,7 +102,7 @@ def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, ca
     return step
 
 
-TYPICAL_STEPS: Final[dict[str, Callable[..., Step]]] = {
+TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
     "resnet50": partial(_step, _resnet50, (128, 3, 224, 224), 1000),
     "gpt2": partial(_step, partial(_Language, 12, 768, 50257, is_causal=True), (8, 1024), 50257),
     "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
@@ -147,30 +147,31 @@ class _Logits(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.model(input_ids=tokens).logits
-        return found.flatten(0, 1)
+        logits: Tensor = self.model(input_ids=tokens).logits
+        return logits.flatten(0, 1)
 
 
-def library_steps() -> dict[str, Callable[..., Step]]:
-    """Return makers of training steps by name, as `TYPICAL_STEPS`, of the models whose libraries are installed."""
-    found: dict[str, Callable[..., Step]] = {}
-    with suppress(ImportError):
-        timm = import_module("timm")
-        for name, batch in IMAGE_STEPS.items():
-            shape = (batch, *timm.get_pretrained_cfg(name).input_size)
-            found[name] = partial(_step, partial(timm.create_model, name), shape, 1000)
-    with suppress(ImportError):
-        transformers = import_module("transformers")
-        for name, sizes in TEXT_STEPS.items():
-            words = shipped("hf", name).config
-            config = transformers.AutoConfig.for_model(**words, use_cache=False)
-            maker = getattr(transformers, words["architectures"][0])
-            found[name] = partial(_step, partial(_text, maker, config), sizes, config.vocab_size)
-    return found
+def library_steps() -> Mapping[str, Callable[..., Step]]:
+    """Return makers of training steps by name, as `TYPICAL_STEPS`, of the models whose libraries are installed.
+
+    A library is imported when a step is made, so that one of another release costs its own steps alone.
+    """
+    images = {name: partial(_image_step, name, batch) for name, batch in IMAGE_STEPS.items()}
+    texts = {name: partial(_text_step, name, sizes) for name, sizes in TEXT_STEPS.items()}
+    return (images if find_spec("timm") else {}) | (texts if find_spec("transformers") else {})
 
 
-def _text(maker: Callable[[object], nn.Module], config: object) -> nn.Module:
-    return _Logits(maker(config))
+def _image_step(name: str, batch: int, device: torch.device, *, capturable: bool = False) -> Step:
+    timm = import_module("timm")
+    inputs = (batch, *timm.get_pretrained_cfg(name).input_size)
+    return _step(partial(timm.create_model, name), inputs, 1000, device, capturable=capturable)
+
+
+def _text_step(name: str, inputs: Shape, device: torch.device, *, capturable: bool = False) -> Step:
+    transformers, words = import_module("transformers"), shipped("hf", name).config
+    config = transformers.AutoConfig.for_model(**words, use_cache=False)
+    build = partial(getattr(transformers, words["architectures"][0]), config)
+    return _step(lambda: _Logits(build()), inputs, config.vocab_size, device, capturable=capturable)
 
 
 RECORDED_AFTER: Final = 12

@@ -24,7 +24,7 @@ from lightning_predict.own_weights.first_hour import (
     first_wait,
     report_on_gpu,
 )
-from lightning_predict.own_weights.measuring import run
+from lightning_predict.own_weights.measuring import run, typical_steps
 from lightning_predict.own_weights.measuring.run import measure
 from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, library_steps
 from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, read_own_tables
@@ -244,6 +244,16 @@ def test_every_second_step_of_a_library_is_kept_apart(tiny_steps: pytest.MonkeyP
         zip(names, (False, True, False), strict=True)
     )
     assert "kept_apart" not in facts["gpt2 eager"]
+
+
+def test_an_older_library_costs_its_own_steps_alone(tiny_steps: pytest.MonkeyPatch) -> None:
+    tiny_steps.setattr(typical_steps, "find_spec", lambda name: name == "timm")
+    tiny_steps.setattr(typical_steps, "import_module", lambda name: SimpleNamespace(get_pretrained_cfg=lambda _: None))
+    tiny_steps.setattr(module, "library_steps", library_steps)
+    assert len(library_steps()) == len(typical_steps.IMAGE_STEPS)  # nothing is imported
+    facts: Any = module._steps(60.0)
+    assert facts["levit_256 eager"] == "AttributeError: 'NoneType' object has no attribute 'input_size'"
+    assert facts["bert_large eager"]["loop_seconds"] > 0
 
 
 def test_the_recording_of_a_whole_step_comes_back_from_the_report(
