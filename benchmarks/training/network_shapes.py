@@ -36,6 +36,15 @@ MATRIX_TIMES: Final = 4
 MATRICES: Final = ("linear", "bmm", "conv2d", "attention")
 
 GPU: Final = "H100-SXM-80GB"
+"""GPU whose predicted times weight the shapes."""
+
+IMAGE_MODELS: Final = 80
+TEXT_MODELS: Final = 60
+NOISE_MODELS: Final = 6
+"""Numbers of models of timm, one of a family, of transformers and of diffusers."""
+
+PRECISIONS: Final = ("bf16-mixed", "bf16-mixed", "bf16-true", "32")
+
 Words = tuple[tuple[str, int], ...]
 
 
@@ -56,14 +65,6 @@ def steps() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**sizes, "precision": draw.choice(PRECISIONS)}
     for name in draw.sample(noises, NOISE_MODELS):
         yield name, {"batch_size": draw.choice([1, 4])}
-
-
-IMAGE_MODELS: Final = 80
-TEXT_MODELS: Final = 60
-NOISE_MODELS: Final = 6
-"""Numbers of models of timm, one of a family, of transformers and of diffusers."""
-
-PRECISIONS: Final = ("bf16-mixed", "bf16-mixed", "bf16-true", "32")
 
 
 def base_of(operation: str) -> str:

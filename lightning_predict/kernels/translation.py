@@ -178,8 +178,9 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
             continue
         if firsts[index] not in known:
             known[firsts[index]] = is_known(operation), len(operation.kernels) or _launches(operation, shapes)
-        is_named, launches = known[firsts[index]]
-        item = WorkItem((index,), shapes, launches, () if not shapes or is_named else (operation.name,), error)
+        is_understood, launches = known[firsts[index]]
+        unknown = () if not shapes or is_understood else (operation.name,)
+        item = WorkItem((index,), shapes, launches, unknown, error)
         is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
         if (
             merges
