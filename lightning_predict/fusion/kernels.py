@@ -96,7 +96,7 @@ def fused(
     *,
     by_library: bool = False,
     by_blocks: bool = False,
-    adds_residuals: bool = True,
+    keeps_inputs: bool = False,
 ) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
@@ -104,8 +104,8 @@ def fused(
         trace: Eager step with tensor ids, recorded on the CPU or the meta device.
         by_library: Whether a library has the fused kernels. The host then calls no compiled code, and the backward pass
             computes only casts and the logarithms of a loss again.
-        adds_residuals: Whether sums that a block computes itself, such as of its residual stream, are fused, too.
         by_blocks: Whether each block, and what lies between blocks, is compiled by itself (regional compilation).
+        keeps_inputs: Whether the backward pass of a library computes again whatever its kernels can.
     """
     if trace.compiled or trace.has_measured_kernels or not any(operation.outputs for operation in trace.operations):
         raise InvalidArgumentError(
@@ -114,10 +114,8 @@ def fused(
         )
     region_of = _region_of if by_blocks else lambda _: None
     operations = tuple(_with_gradients(_in_regions(trace.operations) if by_blocks else trace.operations))
-    if not adds_residuals:
-        operations = tuple(_outside(one) if _is_sum_of_block(one) else one for one in operations)
     operations = operations if by_library else tuple(_padded(operations, trace))
-    is_last = _prefers_channels_last(operations)
+    is_last = not by_library and _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
     operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations))))
     operations = rematerialised(
@@ -125,11 +123,11 @@ def fused(
         is_fusible=partial(_is_pointwise, trace=trace),
         is_free=_is_left_out,
         ends_kernel=_ends_kernel,
-        may_run_again=_runs_again_in_libraries if by_library else lambda _: True,
+        may_run_again=_runs_again_in_libraries if by_library and not keeps_inputs else lambda _: True,
         region_of=region_of,
     )
     inside = _made_by(trace.operations) - _made_by(operations)  # nothing writes these values to memory
-    operations = _without_biases(operations, trace)
+    operations = operations if by_library else _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
     last_read = {
         tensor.id: index
@@ -154,8 +152,7 @@ def fused(
         for index, operation in enumerate(trace.operations)
     )
     run = _with_masks_of_bytes((operation for operation in kept if operation is not None), masks - {None})
-    run = _split_concatenations(run)
-    operations = tuple(run if by_library else _with_compiled_calls(run, region_of))
+    operations = tuple(run if by_library else _with_compiled_calls(_split_concatenations(run), region_of))
     kernels = sum(operation.name == FUSED for operation in operations)
     runner = "a library of fused kernels" if by_library else "torch.compile"
     note = f"As {runner} would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
@@ -273,10 +270,6 @@ OUTSIDE: Final = "outside_fused_kernels"
 """Argument of a point-wise operation that no fused kernel runs."""
 
 
-def _is_sum_of_block(operation: Operation) -> bool:
-    return operation.name == "aten::add" and operation.module == list_member_of(operation.module)
-
-
 def _outside(operation: Operation) -> Operation:
     return replace(operation, arguments={**operation.arguments, OUTSIDE: True})
 
@@ -373,12 +366,12 @@ def _split_norms(operations: Iterable[Operation]) -> Iterator[Operation]:
     for operation in operations:
         wide = max((tensor.elements for tensor in operation.outputs), default=0)
         sums = tuple(tensor for tensor in operation.outputs if tensor.elements < wide)
-        if operation.name in _SUMS_COLUMNS and sums:
+        if operation.name in _SUMS_COLUMNS and sums and not operation.arguments.get(OUTSIDE):
             others = tuple(tensor for tensor in operation.outputs if tensor not in sums)
             yield from _split_norms([replace(operation, outputs=others)])
             yield replace(operation, name=COLUMN_SUMS, inputs=operation.inputs[:2], outputs=sums)
             continue
-        large = _NORMS.get(operation.name)
+        large = None if operation.arguments.get(OUTSIDE) else _NORMS.get(operation.name)
         if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
             yield operation
             continue
@@ -402,6 +395,7 @@ def _with_comparisons(operations: Iterable[Operation]) -> Iterator[Operation]:
         operation.inputs[1].id: replace(operation.inputs[1], dtype="bool", id=next(unused))
         for operation in operations
         if operation.name in _COMPARED and len(operation.inputs) > 1 and operation.inputs[1].id is not None
+        if not operation.arguments.get(OUTSIDE)
     }
     for one in operations:
         if one.name in _COMPARED and len(one.inputs) > 1 and one.inputs[1].id in compared:

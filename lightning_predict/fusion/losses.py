@@ -70,10 +70,12 @@ def _heads(trace: Trace) -> Iterator[_Head]:
             yield head
 
 
-def _trained_heads(trace: Trace) -> Iterator[_Head]:
-    """Yield the heads that a library may chunk: their weight is trained, and the script does not compute the loss."""
+def _chunkable_heads(trace: Trace) -> Iterator[_Head]:
+    """Yield the heads that a library may chunk: their inputs are trained, and the script does not compute the loss."""
     for head in _heads(trace):
-        if len(head.products) == 2 and not trace.operations[head.forward[0]].arguments.get(OUTSIDE):
+        sizes = [trace.operations[place].outputs[0].elements for place in head.products]
+        is_trained = len(sizes) == 2 or sizes == [trace.operations[head.product].inputs[-2].elements]
+        if is_trained and not trace.operations[head.forward[0]].arguments.get(OUTSIDE):
             yield head
 
 
@@ -83,13 +85,18 @@ def has_loss_over_words(trace: Trace) -> bool:
 
 
 def has_chunkable_loss(trace: Trace) -> bool:
-    """Return whether the step has a loss over words whose output layer is trained."""
-    return any(True for _ in _trained_heads(trace))
+    """Return whether the step has a loss over words that can be computed in chunks."""
+    return any(True for _ in _chunkable_heads(trace))
+
+
+def loss_places(trace: Trace) -> set[int]:
+    """Return the places of the operations between output layers and their losses over words."""
+    return {place for head in _heads(trace) for place in (*head.forward, *head.backward)}
 
 
 def with_eager_loss(trace: Trace) -> Trace:
     """Return the step with marked losses over words, which no fused kernel computes."""
-    places = {place for head in _heads(trace) for place in (*head.forward, *head.backward)}
+    places = loss_places(trace)
     marked = (
         replace(operation, arguments={**operation.arguments, OUTSIDE: True}) if place in places else operation
         for place, operation in enumerate(trace.operations)
@@ -103,7 +110,7 @@ def with_chunked_loss(trace: Trace) -> Trace:
     dropped: set[int] = set()
     gone: set[int | None] = set()
     unused = unused_ids(trace.operations)
-    for head in _trained_heads(trace):
+    for head in _chunkable_heads(trace):
         places = [head.product, *head.forward, *head.backward, *head.products, *head.bias]
         dropped |= set(places)
         loss = next(place for place in head.forward if trace.operations[place].name == "aten::nll_loss_forward")
@@ -129,7 +136,7 @@ def _chunks(
     inputs, weight = product.inputs[-2:]
     (tokens, width), words = inputs.shape, weight.shape[-1]
     size = min(2 ** math.ceil(math.log2(math.ceil(tokens / math.ceil(words / width)))), tokens)
-    of_weight, of_inputs = sorted(gradients, key=lambda one: one.elements != weight.elements)
+    *of_weight, of_inputs = sorted(gradients, key=lambda one: one.elements != weight.elements)  # frozen: no gradient
     logits = TensorInfo((size, words), product.outputs[0].dtype, id=number)
     rows = replace(inputs, shape=(size, width))
     turned = replace(logits, shape=(words, size))
@@ -142,6 +149,8 @@ def _chunks(
         yield replace(kernel, inputs=(logits, sums), outputs=(logits,))
         back = replace(weight, shape=weight.shape[::-1])
         yield replace(plain, inputs=(logits, back), outputs=(replace(of_inputs, shape=(size, width)),))
-        yield replace(plain, name="aten::addmm", inputs=(of_weight, turned, rows), outputs=(of_weight,))
+        for sums_of_chunks in of_weight:
+            yield replace(plain, name="aten::addmm", inputs=(sums_of_chunks, turned, rows), outputs=(sums_of_chunks,))
         yield from (replace(operation, inputs=(logits,), freed=()) for operation in sums_of_bias)
-        yield replace(kernel, inputs=(of_weight,), outputs=())  # the matmul also reads what it adds to
+        for sums_of_chunks in of_weight:
+            yield replace(kernel, inputs=(sums_of_chunks,), outputs=())  # the matmul also reads what it adds to

@@ -16,6 +16,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.attention import has_unfused_attention, with_attention_kernel, with_fused_attention
 from lightning_predict.fusion.channels_last import image_layouts, in_channels_last
 from lightning_predict.fusion.kernels import fused
+from lightning_predict.fusion.liger import has_row_norms, places_of_liger, with_liger
 from lightning_predict.fusion.losses import (
     has_chunkable_loss,
     has_loss_over_words,
@@ -79,9 +80,8 @@ def _why_no_loss(trace: Trace, *, has_loss: Callable[[Trace], bool]) -> str | No
     return None if has_loss(trace) else "the step has no output layer whose logits only a cross-entropy reads"
 
 
-def _with_liger(trace: Trace) -> Trace:
-    """Return a step with Liger's kernels: norms, rotary positions, gated activations, and the loss if it has one."""
-    return fused(with_chunked_loss(trace), by_library=True, adds_residuals=False)
+def _why_no_library(trace: Trace, *, replaced: Callable[[Trace], object], words: str) -> str | None:
+    return why_not_fused(trace) or (None if replaced(trace) else f"the step has no {words}")
 
 
 def _why_not_attention(trace: Trace) -> str | None:
@@ -142,7 +142,17 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     EAGER_LOSS: KernelOption(
         apply=with_eager_loss, why_not=partial(_why_no_loss, has_loss=has_loss_over_words), slot="loss"
     ),
-    "liger": KernelOption(apply=_with_liger, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
+    "liger": KernelOption(
+        apply=with_liger,
+        why_not=partial(
+            _why_no_library,
+            replaced=places_of_liger,
+            words="layer or RMS norm, rotary positions, gated activation or loss over words, which Liger replaces",
+        ),
+        slot=FUSING,
+        needs=_TRITON,
+        runs_on=_has_triton,
+    ),
     "compile": KernelOption(apply=fused, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
     "compile-blocks": KernelOption(
         apply=partial(fused, by_blocks=True),
@@ -153,7 +163,7 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     ),
     "transformer_engine": KernelOption(
         apply=partial(fused, by_library=True),
-        why_not=why_not_fused,
+        why_not=partial(_why_no_library, replaced=has_row_norms, words="layer or RMS norm, as transformers have"),
         slot=FUSING,
         needs=_AMPERE,
         runs_on=_since_ampere,

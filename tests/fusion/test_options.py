@@ -212,11 +212,61 @@ def test_eager_loss_keeps_what_a_compiled_one_computes_again(words: lp.Trace) ->
     assert both.iteration_seconds > alone.iteration_seconds
 
 
-def test_liger_fuses_point_wise_operations_and_chunks_the_loss(words: lp.Trace, tokens: lp.Trace) -> None:
+def test_liger_chunks_the_loss_of_a_trained_or_frozen_output_layer(words: lp.Trace) -> None:
     both = [[one.name for one in with_kernels(words, [word]).operations] for word in ("liger", "chunked_loss")]
     assert both[0] == both[1]
-    liger, library = (with_kernels(tokens, [word]) for word in ("liger", "transformer_engine"))
-    assert kernels_of(liger) == kernels_of(library) > 0  # no sum of a residual stream
+    weight = (128256, 4096)
+    frozen = replace(
+        words, operations=tuple(one for one in words.operations if weight not in {each.shape for each in one.outputs})
+    )
+    chunked = with_kernels(frozen, ["liger"]).operations
+    assert sum(one.name in ("aten::mm", "aten::addmm") for one in chunked) == 2 * 32
+
+
+class Gated(nn.Module):
+    """GELU written out, with a residual; before it an RMS norm written out, and a gated activation."""
+
+    def __init__(self, *, is_gated: bool) -> None:
+        super().__init__()
+        self.norm, self.is_gated = WrittenNorm(), is_gated
+        self.gate, self.up = (nn.Linear(512, 512, bias=False) for _ in range(2))
+
+    def forward(self, data: Tensor) -> Tensor:
+        wide = self.up(data)
+        if self.is_gated:
+            normal = self.norm(data)
+            wide = nn.functional.silu(self.gate(normal)) * self.up(normal)
+        inner = 0.79 * (wide + 0.044715 * torch.pow(wide, 3))
+        result: Tensor = data + 0.5 * wide * (1 + torch.tanh(inner))
+        return result
+
+
+class WrittenNorm(nn.Module):
+    """RMS norm as Hugging Face writes it."""
+
+    def forward(self, data: Tensor) -> Tensor:
+        wide = data.to(torch.float32)
+        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return normal.to(data.dtype)
+
+
+def test_liger_replaces_norms_and_gated_activations_and_no_gelu_written_out() -> None:
+    both, gelu = (
+        step_of(Gated(is_gated=is_gated).bfloat16(), 4096, 512, dtype=torch.bfloat16) for is_gated in (True, False)
+    )
+    fused = with_kernels(both, ["liger"])
+    inside = [set(one.arguments["operations"]) for one in fused.operations if one.name == FUSED]
+    assert any("aten::rsqrt" in names for names in inside)
+    assert {"aten::silu", "aten::mul"} in inside
+    assert not any("aten::tanh" in names for names in inside)
+    assert kernels_of(with_kernels(both, ["compile"])) > 0
+    with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, rotary positions, gated activa"):
+        predict(gelu, kernels="liger")
+
+
+def test_library_of_transformers_is_refused_for_a_network_of_convolutions(images: lp.Trace) -> None:
+    with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, as transformers have"):
+        predict(images, kernels="transformer_engine")
 
 
 class Captions(nn.Module):
