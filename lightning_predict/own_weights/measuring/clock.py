@@ -1,8 +1,9 @@
 """Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as an ordinary call.
 
-A graph replay has no launch overhead, so it measures the device time. To flush L2, a buffer larger than L2 is
-overwritten before each replay. A call that synchronises cannot be captured in a graph; it is timed only as an ordinary
-call, and its row states this. A CPU has only this time, which is for tests, not for training.
+A graph replay has no launch overhead, so it measures the device time. A replay itself takes some microseconds: a graph
+with several calls shows how many, and both times are without them. To flush L2, a buffer larger than L2 is overwritten
+before each replay of a graph with one call. A call that synchronises cannot be captured in a graph; it is timed only as
+an ordinary call, and its row states this. A CPU has only this time, which is for tests, not for training.
 
 All calls run on a separate stream, on which the tensors are also created. Autograd runs a backward node on the stream
 of its forward pass, so a node on the default stream would invalidate every capture of its backward pass. Each time
@@ -18,6 +19,7 @@ the power limit or the temperature lowers the clock. Example::
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,6 +44,9 @@ NOT_CUDA: Final = "not a CUDA device"
 
 REPETITION_KINDS: Final = 3
 """Number of kinds of repetition: eager, warm and flushed."""
+
+GRAPH_SECONDS: Final = 3e-4
+"""Minimum duration of a graph whose replay time is measured; a shorter call is captured several times in a row."""
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02
@@ -139,8 +144,8 @@ class Timing:
     """Medians of repeated calls; None for a kind of timing that is not possible.
 
     Attributes:
-        flushed_seconds: Time of a graph replay after L2 was overwritten.
-        warm_seconds: Time of a graph replay directly after another replay.
+        flushed_seconds: Device time of a call after L2 was overwritten.
+        warm_seconds: Device time of a call directly after the same call.
         eager_seconds: Time of an ordinary call in a sequence of calls, including launches.
         sustained_seconds: As `warm_seconds`, at the end of a load of this call; None without a load.
         sustained_clock_hz: SM clock at the end of the load; None if unknown.
@@ -206,8 +211,10 @@ def time_call(
             flushed_seconds=None, warm_seconds=None, eager_seconds=eager, state=read_state(device), reason=reason
         )
     buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
-    warm = _event_times(graph.replay, replays, before=None)
+    alone = _event_times(graph.replay, replays, before=None)
     flushed = _event_times(graph.replay, replays, before=buffer.zero_)
+    warm = _warm_time(call, device, alone, replays)
+    flushed -= max(alone - warm, 0.0)  # the replay itself
     timing = Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
     if load_seconds is None:
         return timing
@@ -245,6 +252,20 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
         end.record()
     torch.cuda.synchronize()
     return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
+
+
+def _warm_time(call: Callable[[], object], device: torch.device, alone: float, replays: int) -> float:
+    """Return the duration of a call among equal calls, from graphs with one call (`alone`) and with several."""
+    calls = math.ceil(GRAPH_SECONDS / alone)
+    if calls == 1:
+        return alone
+
+    def in_a_row() -> None:
+        for _ in range(calls):
+            call()
+
+    graph, _ = captured(in_a_row, device)
+    return alone if graph is None else (_event_times(graph.replay, replays, before=None) - alone) / (calls - 1)
 
 
 def captured(call: Callable[[], object], device: torch.device) -> tuple[torch.cuda.CUDAGraph | None, str | None]:

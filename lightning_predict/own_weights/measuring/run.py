@@ -1,9 +1,9 @@
 """Command `measure`: times operations on this machine's GPU, and writes tables (micro-benchmarks).
 
 There is one file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters and
-`latency_ms` (graph replay with flushed L2). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the
-software and the date. A call that cannot be captured in a graph has "eager" in the column `timed`. Its time includes
-launches, and `train` ignores the row.
+`latency_ms` (graph replay with flushed L2). `train` reads `warm_ms`, the time with a warm L2, as in a step. Further
+columns are `eager_ms`, the method, clock and power, the software and the date. A call that cannot be captured in a
+graph has "eager" in the column `timed`. Its time includes launches, and `train` ignores the row.
 
 The most useful shapes are measured first (`order.py`), and every row is written immediately, so an interrupted run can
 be continued. If an operation fails repeatedly in a dtype, it is not tried again. Example::
@@ -33,7 +33,7 @@ from lightning_predict.base.units import MEGA, minutes_to_seconds, seconds_to_mi
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, network_spec, operation_spec, shape_batch
-from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, benchmark_of
+from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, GRAPHS, benchmark_of
 from lightning_predict.own_weights.measuring.clock import (
     NOT_CUDA,
     REPETITION_KINDS,
@@ -73,7 +73,6 @@ NOT_IMPLEMENTED: Final = "not implemented"
 NOT_AGAIN: Final = " (not tried again in this dtype)"
 
 SOURCE: Final = "own"
-BY_GRAPH: Final = "graph"
 EXTRA_COLUMNS: Final = (
     *("latency_ms", "warm_ms", "eager_ms", "sustained_ms", "timed"),
     *("clock_mhz", "sustained_clock_mhz", "highest_clock_mhz"),
@@ -443,7 +442,7 @@ def _row(gpu: str, operation: str, timing: Timing, shape: ShapeToMeasure) -> dic
         "warm_ms": _milliseconds(timing.warm_seconds),
         "eager_ms": _milliseconds(timing.eager_seconds),
         "sustained_ms": _milliseconds(timing.sustained_seconds),
-        "timed": BY_GRAPH if by_graph else EAGER,
+        "timed": GRAPHS if by_graph else EAGER,
         "clock_mhz": _whole(state.clock_hz, MEGA),
         "sustained_clock_mhz": _whole(timing.sustained_clock_hz, MEGA),
         "highest_clock_mhz": _whole(state.highest_clock_hz, MEGA),

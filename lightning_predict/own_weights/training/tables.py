@@ -1,9 +1,9 @@
 """Reads the tables of `lightning-predict measure`: groups rows by GPU, operation and dtype, and splits them.
 
 A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
-parameters and milliseconds. Rows timed as ordinary calls include launches, and are skipped. A hash of the shape decides
-whether a row is used for fitting, for calibrating intervals, or is held out. A shape is thus in the same split on every
-GPU, in every source and in every run.
+parameters and milliseconds; of the times of `measure`, that with a warm L2, as in a step. Rows timed as ordinary calls
+include launches, and are skipped. A hash of the shape decides whether a row is used for fitting, for calibrating
+intervals, or is held out. A shape is thus in the same split on every GPU, in every source and in every run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
@@ -24,7 +24,7 @@ from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.base.units import MICROSECOND, milliseconds_to_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Columns, ShapeBatch, operation_spec, shape_batch
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
-from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER
+from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, GRAPHS
 
 HELD_OUT_SHARE: Final = 0.15
 """Share of held-out shapes, which errors are reported for."""
@@ -104,7 +104,7 @@ def same(*words: str) -> dict[str, str]:
 
 
 OWN_TABLES: Final = tuple(
-    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"latency_ms": ""})
+    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"warm_ms": ""})
     for name in BENCHMARKS
 )
 """Formats of the tables that `measuring/run.py` writes: one file per operation, with backward calls as rows."""
@@ -160,12 +160,16 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
         for key, values in read_rows(folder / kind.file, kind).items()
     ]
     check_any_captured(groups, folder, present)
-    groups = _without_replay(groups)
+    rows = (row.value for kind in present for row in read_csv(folder / kind.file, MeasurementTableError))
+    groups = _without_replay(groups, {row["gpu"] for row in rows if row.get("timed") != GRAPHS})
     return tuple(sorted(groups, key=lambda group: (group.batch.operation, group.batch.dtype, group.gpu)))
 
 
-def _without_replay(groups: Sequence[Group]) -> list[Group]:
-    """Subtract the time of a graph's replay, up to which the shortest row of a GPU is its shortest kernel."""
+def _without_replay(groups: Sequence[Group], gpus: Collection[str]) -> list[Group]:
+    """Subtract the time of a graph's replay from the rows of `gpus`, whose tables an earlier release wrote.
+
+    Without it, the shortest row of a GPU is its shortest kernel.
+    """
     shortest: dict[str, float] = {}
     for group in groups:
         shortest[group.gpu] = min(shortest.get(group.gpu, math.inf), float(group.seconds.min()))
@@ -173,7 +177,9 @@ def _without_replay(groups: Sequence[Group]) -> list[Group]:
         gpu: min(max(seconds - SHORTEST_KERNEL_SECONDS, 0.0), LONGEST_REPLAY_SECONDS)
         for gpu, seconds in shortest.items()
     }
-    return [replace(group, seconds=group.seconds - replay[group.gpu]) for group in groups]
+    return [
+        replace(group, seconds=group.seconds - replay[group.gpu]) if group.gpu in gpus else group for group in groups
+    ]
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:

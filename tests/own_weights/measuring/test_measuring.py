@@ -226,7 +226,7 @@ def test_training_reads_rows_timed_by_a_graph(tmp_path: Path, monkeypatch: pytes
     group, backward = read_tables(tmp_path)
     assert (group.gpu, group.source, group.batch.operation) == ("T4", "own", "gelu")
     assert backward.batch.operation == "gelu_backward"
-    assert group.seconds.tolist() == [1e-3] * len(group.seconds)
+    assert group.seconds.tolist() == [0.8e-3] * len(group.seconds)
     assert group.floor_seconds == 0
     assert eager_rows(tmp_path) == 0
 
@@ -576,6 +576,40 @@ def test_the_sustained_time_is_that_at_the_end_of_the_load(monkeypatch: pytest.M
     assert timing.sustained_seconds == pytest.approx(1.2e-3)
     assert (timing.state.clock_hz, timing.sustained_clock_hz) == (1.9e9, 1.5e9)
     assert graph.replays > 800
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(10e-6, 24), (0.5e-3, 1)])
+def test_the_time_of_a_replay_is_no_part_of_a_short_call(
+    seconds: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay adds 3 us to its calls, so that ceil(300 / 13) = 24 calls of 10 us show it; long calls run alone."""
+    in_graphs: list[int] = []
+    ran = [0]
+
+    def capture(call: Callable[[], object], device: torch.device) -> tuple[SimpleNamespace, None]:
+        ran[0] = 0
+        call()
+        in_graphs.append(ran[0])
+        return SimpleNamespace(replay=in_graphs[-1]), None
+
+    def timed(call: object, replays: int, before: object) -> float:
+        return 3e-6 + call * seconds + (4e-6 if before else 0.0) if isinstance(call, int) else seconds
+
+    monkeypatch.setattr(clock, "_event_times", timed)
+    monkeypatch.setattr(clock, "captured", capture)
+    monkeypatch.setattr(clock, "read_state", lambda device: GpuState())
+    monkeypatch.setattr(clock, "_l2_bytes", lambda device: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: torch.zeros(8, dtype=torch.uint8))
+
+    def count() -> None:
+        ran[0] += 1
+
+    timing = time_call(count, torch.device("cuda", 0))
+    replay = 0.0 if calls > 1 else 3e-6
+    assert in_graphs == ([1, calls] if calls > 1 else [1])
+    assert timing.warm_seconds == pytest.approx(seconds + replay)
+    assert timing.flushed_seconds == pytest.approx(seconds + replay + 4e-6)
 
 
 def test_channels_last_reaches_the_calls_and_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def write_matmul_table(path: Path, gpus: list[Gpu], rows: int) -> None:
     """The same measurements as a table, `matmul.csv.gz`."""
     with gzip.open(path, "wt", newline="") as lines:
         writer = csv.writer(lines)
-        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms", "source"])
+        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "warm_ms", "source"])
         for gpu in gpus:
             batch = products(rows)
             columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
@@ -58,7 +58,7 @@ def write_own_table(folder: Path, gpus: Sequence[Gpu], rows: int) -> None:
     """The same measurements as `measure` writes them, `own_linear.csv.gz`."""
     with gzip.open(folder / "own_linear.csv.gz", "wt", newline="") as lines:
         writer = csv.writer(lines)
-        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "latency_ms", "timed", "source"])
+        writer.writerow(["gpu", "op", "dtype", "b", "m", "n", "k", "warm_ms", "timed", "source"])
         for gpu in gpus:
             batch = products(rows)
             columns = [batch.columns[word] for word in ("b", "m", "n", "k")]
