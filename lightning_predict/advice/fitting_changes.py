@@ -1,7 +1,8 @@
 """`ways_to_fit`: what to change so that a step fits in a GPU's memory: the smallest set, then the next cheaper ones.
 
 Each set of changes is simulated as a whole, with its largest batch. A smaller batch, accumulated to the recorded number
-of samples, counts as a change. Example::
+of samples, counts as a change. Changes of the model, such as frozen weights in 4 bits, are steps of their own, which a
+model by name has. Example::
 
     for way in lp.ways_to_fit(trace, "RTX-4090"):
         print(way.sentence)
@@ -9,9 +10,9 @@ of samples, counts as a change. Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby
 from math import ceil
 from typing import Final
 
@@ -19,6 +20,7 @@ from lightning_predict.advice.batch_size import with_samples
 from lightning_predict.advice.changes import change_named
 from lightning_predict.advice.largest_batch import ScaledMemory, largest_batch
 from lightning_predict.assumptions import Assumptions
+from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import Layout
@@ -26,6 +28,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.simulation import copy_bytes
 from lightning_predict.prediction import predict_workload, remaining_steps
+from lightning_predict.record.sources import Variant
 from lightning_predict.record.trace import DTYPE_BYTES, TensorInfo, Trace
 from lightning_predict.reports.memory import WayToFit
 
@@ -38,13 +41,16 @@ CHANGES: Final = ("bf16-mixed", "checkpointing", "8-bit optimizer")
 _STATE_WORDS: Final = "an optimizer with 8-bit state (bitsandbytes)"
 
 
-def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = None) -> tuple[WayToFit, ...]:
+def ways_to_fit(
+    trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = None, *, variants: Sequence[Variant] = ()
+) -> tuple[WayToFit, ...]:
     """Return the smallest set of changes with which a step fits on a GPU, then larger sets that take less time.
 
     Args:
         trace: One kind of step with a known number of samples, recorded with data flow.
         gpu: The GPU, or its name.
         assumptions: Assumptions of the predicted times (default: those of `lp.predict`).
+        variants: Other ways to train the same model. Those that train fewer parameters are tried if nothing else fits.
 
     Returns:
         The sets, each with more changes and less time than the one before; none if no set fits.
@@ -55,7 +61,11 @@ def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = 
     """
     layout = Layout(gpu if isinstance(gpu, Gpu) else find_gpu(gpu))
     assumptions = assumptions or Assumptions()
-    ways = sorted(_ways(trace, layout, assumptions), key=lambda way: (way.number, way.seconds))
+    own = Variant(changes=(), trains_all=True, step=lambda: trace)
+    same = [own, *(variant for variant in variants if variant.trains_all)]
+    fewer = [variant for variant in variants if not variant.trains_all]
+    ways = list(_ways(same, layout, assumptions)) or list(_ways(fewer, layout, assumptions))
+    ways.sort(key=lambda way: (way.number, way.seconds))
     kept: list[WayToFit] = []
     for way in ways:
         if not kept or way.seconds < kept[-1].seconds * (1 - NOTICEABLE):
@@ -63,15 +73,28 @@ def ways_to_fit(trace: Trace, gpu: str | Gpu, assumptions: Assumptions | None = 
     return tuple(kept)
 
 
-def _ways(trace: Trace, layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
+def _ways(variants: Sequence[Variant], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
     """Yield the sets that fit, up to the number of changes with which the recorded batch fits."""
-    trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
-    applicable = [name for name in CHANGES if _applies(name, trace, layout.gpu)]
-    for count in range(len(applicable) + 1):
-        ways = [way for names in combinations(applicable, count) for way in _way(trace, names, layout, assumptions)]
+    sets: list[tuple[Trace, tuple[str, ...], tuple[str, ...]]] = []
+    for variant in variants:
+        try:
+            trace = variant.step()
+        except LightningPredictError:  # for example a model without layers that LoRA adapts
+            continue
+        trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
+        applicable = [name for name in CHANGES if _applies(name, trace, layout.gpu)]
+        for count in range(len(applicable) + 1):
+            sets += [(trace, variant.changes, names) for names in combinations(applicable, count)]
+    sets.sort(key=_number_of_changes)
+    for _, some in groupby(sets, key=_number_of_changes):
+        ways = [way for trace, given, names in some for way in _way(trace, given, names, layout, assumptions)]
         yield from ways
         if any(way.accumulate == 1 for way in ways):
             return
+
+
+def _number_of_changes(one: tuple[Trace, tuple[str, ...], tuple[str, ...]]) -> int:
+    return len(one[1]) + len(one[2])
 
 
 def _applies(name: str, trace: Trace, gpu: Gpu) -> bool:
@@ -110,9 +133,11 @@ def with_eight_bit_state(trace: Trace) -> Trace:
     return replace(trace, operations=operations, memory=memory)
 
 
-def _way(trace: Trace, names: tuple[str, ...], layout: Layout, assumptions: Assumptions) -> Iterator[WayToFit]:
-    """Yield the step with these changes and its largest batch, if one fits."""
-    words = []
+def _way(
+    trace: Trace, given: tuple[str, ...], names: tuple[str, ...], layout: Layout, assumptions: Assumptions
+) -> Iterator[WayToFit]:
+    """Yield the step with these further changes and its largest batch, if one fits."""
+    words = list(given)
     for name in names:
         if name == CHANGES[-1]:
             words.append(_STATE_WORDS)

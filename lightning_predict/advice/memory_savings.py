@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.step_memory import memory_need, step_memory
+from lightning_predict.record.sources import Variant
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
@@ -29,13 +30,16 @@ CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
 """Names of changes that may reduce memory."""
 
 
-def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
+def memory_report(
+    trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None, variants: Sequence[Variant] = ()
+) -> MemoryReport | None:
     """Return a report on the memory of a step and ways to reduce it; None without recorded tensors or model.
 
     Args:
         trace: One kind of step.
         gpu: The GPU to predict.
         reported_bytes: `total_memory` as reported by torch; None if unknown.
+        variants: Other ways to train the same model, for `ways_to_fit`.
     """
     memory = step_memory(trace)
     if memory is None:
@@ -63,8 +67,9 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
         breakdown=breakdown,
         savings=tuple(sorted(savings, key=lambda saving: -saving.bytes)),
         largest=_largest(scaled, layout),
-        ways=None if need.memory_fit == "fits" or scaled is None else ways_to_fit(trace, gpu),
-        last_resort=LAST_RESORTS[trained_part(trace)],
+        ways=None if need.memory_fit == "fits" or scaled is None else ways_to_fit(trace, gpu, variants=variants),
+        last_resort="Share the model among GPUs" if variants else LAST_RESORTS[trained_part(trace)],
+        tried=tuple(dict.fromkeys(change for variant in variants for change in variant.changes)),
     )
 
 

@@ -22,7 +22,7 @@ from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.machine_profile import MachineProfile, Prices
 from lightning_predict.prediction import check_host_class, predict_workload, remaining_steps
 from lightning_predict.record.recorded_on import gpu_in_use
-from lightning_predict.record.sources import SourceStep
+from lightning_predict.record.sources import SourceStep, Variant
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import gibibytes, share, usd, width_at_hand
 from lightning_predict.reports.memory import MemoryReport
@@ -102,7 +102,8 @@ def findings_of(
     ranking = rank(predictions, deadline_hours=deadline_hours)
     findings = Findings(predictions, ranking, prices.offers, assumptions=assumptions, iterations=iterations)
     if heading is not None:
-        findings = replace(findings, heading=f"{heading} {_published_error(step, findings)}")
+        named = f"{heading} {_published_error(step, findings)}"
+        findings = replace(findings, heading=named, variants=found_step.variants)
     return step, findings
 
 
@@ -166,6 +167,7 @@ class Findings:
     memory: MemoryReport | None = None
     command: str | None = None
     heading: str | None = None
+    variants: tuple[Variant, ...] = ()
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add a memory report: for the GPU in use, otherwise for the cheapest GPU, otherwise for the first GPU."""
@@ -177,7 +179,9 @@ class Findings:
         assumptions = self.assumptions.of_step(trace)
         runs = assumptions.without_kernels(assumptions.kernels_missing_on(gpu))
         trace = with_kernels(trace, runs.kernels_applied)
-        report = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
+        report = memory_report(
+            trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None, variants=self.variants
+        )
         if report is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
             report = replace(report, multi_gpu_sentence=f"For one GPU with the whole model; {each}.")

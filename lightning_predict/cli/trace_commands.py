@@ -31,7 +31,7 @@ from lightning_predict.kernels.timing import Explanation, explain
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.recorded_on import check_predictable, gpu_in_use, unknown_gpu_note
-from lightning_predict.record.sources import RECORDED_SUFFIXES, step_of_source
+from lightning_predict.record.sources import RECORDED_SUFFIXES, SourceStep, step_of_source
 from lightning_predict.record.trace import Trace, anonymised
 
 
@@ -74,7 +74,8 @@ def trace(
             of = ", ".join(other for other, names in _OPTIONS.items() if name in names)
             raise InvalidArgumentError(f"--{name.replace('_', '-')} has no effect on trace {action}; it is for {of}.")
     file = Path(source if action == "import" or Path(source).is_file() else re.sub("[:/]", "-", source))
-    read = _imported(file, step, gpu) if action == "import" else step_of_source(source, model).trace
+    of_source = SourceStep(trace=_imported(file, step, gpu)) if action == "import" else step_of_source(source, model)
+    read = of_source.trace
     if action == "view":
         return _view(read, output or _beside(file, "timeline.json"), gpu, weights)
     if action == "explain":
@@ -82,7 +83,7 @@ def trace(
     if action == "layers":
         return _layers(read, gpu, weights)
     if action == "memory":
-        return _memory(read, gpu)
+        return _memory(of_source, gpu)
     if action == "check":
         return CommandAnswer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
     if action == "anonymise":
@@ -205,12 +206,12 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
     return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
-def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
+def _memory(step: SourceStep, name: str | None) -> CommandAnswer:
     from lightning_predict.advice.memory_savings import memory_report
 
-    gpu, origin = _gpus_of(recorded, name)
-    reported = recorded.gpu_memory_bytes if gpu == origin else None
-    report = memory_report(recorded, gpu, reported_bytes=reported)
+    gpu, origin = _gpus_of(step.trace, name)
+    reported = step.trace.gpu_memory_bytes if gpu == origin else None
+    report = memory_report(step.trace, gpu, reported_bytes=reported, variants=step.variants)
     if report is None:
         raise InvalidArgumentError(
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "

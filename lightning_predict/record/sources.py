@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, final
@@ -36,6 +37,25 @@ _KEPT: Final = 64
 _CODE: Final = Path(__file__).parent
 
 
+ADAPTERS: Final = 16
+"""Rank of LoRA's adapters in steps that are proposed, as in most guides and in PEFT's examples."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another way to train the same model by name, recorded if `step` is called.
+
+    Attributes:
+        changes: Descriptions of the changes.
+        trains_all: Whether the same parameters are trained.
+    """
+
+    changes: tuple[str, ...]
+    trains_all: bool
+    step: Callable[[], Trace]
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStep:
@@ -43,6 +63,7 @@ class SourceStep:
 
     trace: Trace
     description: str | None = None
+    variants: tuple[Variant, ...] = ()
 
 
 def step_of_source(
@@ -100,7 +121,25 @@ def _named(source: str, given: Mapping[str, Any]) -> SourceStep:
         trace = step_of(source, **given)
         if file is not None:
             _keep(trace, file)
-    return SourceStep(trace=replace(trace, notes=trace.notes[1:]), description=trace.notes[0])
+    own = replace(trace, notes=trace.notes[1:])
+    return SourceStep(trace=own, description=trace.notes[0], variants=(*_variants(source, given),))
+
+
+def _variants(source: str, given: Mapping[str, Any]) -> Iterator[Variant]:
+    """Yield the same model with LoRA's adapters, if all is trained, and with frozen weights in 4 bits."""
+    adapters = {"lora": ADAPTERS, **given}
+    if "lora" not in given and "precision" in given:  # what is frozen needs no copy in float32
+        adapters["precision"] = given["precision"].replace("-mixed", "-true")
+
+    def step(**more: str) -> Trace:
+        return _named(source, adapters | more).trace
+
+    words = () if "lora" in given else (f"LoRA of rank {ADAPTERS} (--lora {ADAPTERS})",)
+    if words:
+        yield Variant(changes=words, trains_all=False, step=step)
+    if "quantization" not in given:
+        four_bits = "frozen weights in 4 bits (--quantization nf4)"
+        yield Variant(changes=(*words, four_bits), trains_all=not words, step=partial(step, quantization="nf4"))
 
 
 def _keep(trace: Trace, file: Path) -> None:

@@ -72,12 +72,12 @@ class WayToFit:
     @property
     def sentence(self) -> str:
         """Sentence with the changes, the time, the memory and the largest batch."""
-        smaller = f"a batch of at most {self.batch_size:,}, accumulated {self.accumulate} times"
+        smaller = f"{self.accumulate:,} batches of at most {self.batch_size:,}, accumulated"
         words = [*self.changes, *([smaller] if self.accumulate > 1 else [])] or ["no change"]
         chance = "" if self.fit_probability is None else f" (fits with {share(self.fit_probability)})"
         memory = "" if self.process_bytes is None else f", {gibibytes(self.process_bytes)} GiB{chance}"
-        batch = f"{self.largest_batch:,} sample{'s'[: self.largest_batch - 1]}"
-        return f"{' + '.join(words)}: {duration(self.seconds)} for the same samples{memory}; largest batch {batch}"
+        batch = f"up to {self.largest_batch:,} sample{'s'[: self.largest_batch - 1]} a batch would fit"
+        return f"{' + '.join(words)}: {duration(self.seconds)} for the same samples{memory}; {batch}"
 
 
 @final
@@ -93,6 +93,7 @@ class MemoryReport:
             fits, or no set was tried.
         multi_gpu_sentence: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
         last_resort: What to do if `ways` is empty.
+        tried: Changes that were tried besides those of every step.
     """
 
     gpu: str
@@ -103,6 +104,7 @@ class MemoryReport:
     ways: tuple[WayToFit, ...] | None = None
     multi_gpu_sentence: str | None = None
     last_resort: str = "Share the model among GPUs"
+    tried: tuple[str, ...] = ()
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -127,10 +129,8 @@ class MemoryReport:
         if self.ways is None:
             return ()
         if not self.ways:
-            return (
-                "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. "
-                f"{self.last_resort} (`lightning-predict parallel`).",
-            )
+            tried = ", ".join(("16 bits", "checkpointing", "8-bit optimizer state", *self.tried))
+            return (f"No set of {tried} and a smaller batch fits. {self.last_resort} (`lightning-predict parallel`).",)
         words = ("To fit, with the fewest changes", "Cheaper, with more changes", "Cheaper still")
         return tuple(f"{how}: {way.sentence}." for how, way in zip(words, self.ways, strict=False))
 

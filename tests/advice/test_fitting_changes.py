@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -18,7 +19,8 @@ from lightning_predict.advice.memory_savings import memory_report
 from lightning_predict.hardware import gpu
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.step_memory import step_memory
-from lightning_predict.record.quantization import BlockwiseAdamW
+from lightning_predict.record.quantization import BlockwiseAdamW, as_4bit
+from lightning_predict.record.sources import Variant
 from lightning_predict.record.trace import Trace
 from tests.known import known
 
@@ -78,7 +80,8 @@ def test_smaller_batches_share_the_samples_evenly_and_one_update() -> None:
     # 256 samples are batches of 86, 85 and 85.
     assert (way.accumulate, way.batch_size) == (3, 86)
     assert way.largest_batch > 86
-    assert way.sentence.startswith("a batch of at most 86, accumulated 3 times: ")
+    assert way.sentence.startswith("3 batches of at most 86, accumulated: ")
+    assert way.sentence.endswith(f"; up to {way.largest_batch} samples a batch would fit")
     strategies = [(86, 3), (85, 3), (86, 1)]
     more, less, single = (
         lp.predict(with_samples(trace, size), ["RTX-3060"], strategy=Strategy(accumulate=batches), history=False)[
@@ -143,6 +146,60 @@ def test_8_bit_state_needs_the_memory_of_a_recorded_8_bit_optimizer_and_fits_whe
     assert need < 13e9
     (way, *_) = lp.ways_to_fit(step(), "T4")
     assert way.changes == ("an optimizer with 8-bit state (bitsandbytes)",)
+
+
+def frozen_layers(*, four_bits: bool, layers: int = 200, width: int = 8192, samples: int = 256) -> Trace:
+    with torch.device("meta"):
+        frozen = nn.Sequential(*(nn.Linear(width, width, bias=False, dtype=torch.bfloat16) for _ in range(layers)))
+        model = nn.Sequential(nn.Sequential(nn.Linear(width, width)), frozen.requires_grad_(False), nn.Linear(width, 8))
+        data = torch.empty(samples, width)
+    if four_bits:
+        as_4bit(frozen, compute_dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD([*model[0].parameters(), *model[2].parameters()])
+
+    def step() -> None:
+        model[2](model[1](model[0](data).bfloat16()).float()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lp.capture(step, samples_per_step=samples)
+
+
+def variant(*changes: str, trains_all: bool, step: Callable[[], Trace]) -> Variant:
+    return Variant(changes=changes, trains_all=trains_all, step=step)
+
+
+def test_frozen_weights_in_4_bits_are_one_of_the_changes() -> None:
+    # 200 x 8,192 squared values: 26.8 GB in 16 bits, 7.5 GB in 4 bits with their scales
+    trace, packed = frozen_layers(four_bits=False), frozen_layers(four_bits=True)
+    assert not lp.ways_to_fit(trace, "RTX-3090")
+    given = variant("frozen weights in 4 bits", trains_all=True, step=lambda: packed)
+    (way,) = lp.ways_to_fit(trace, "RTX-3090", variants=[given])
+    assert (way.changes, way.accumulate) == (("frozen weights in 4 bits",), 1)
+    assert way.largest_batch > 256
+    own = lp.predict(packed, ["RTX-3090"], history=False)["RTX-3090"]
+    assert way.seconds == own.iteration_seconds
+    assert way.fit_probability == own.memory.fit_probability
+    report = known(memory_report(trace, gpu("RTX-3090"), variants=[given]))
+    assert report.ways == (way,)
+
+
+def test_step_that_trains_fewer_parameters_is_proposed_if_nothing_else_fits() -> None:
+    trace = step_of_blocks(width=1024, samples=256)
+    fewer = variant("adapters", trains_all=False, step=partial(step_of_blocks, width=1024, samples=1))
+    assert all("adapters" not in way.changes for way in lp.ways_to_fit(trace, "RTX-3060", variants=[fewer]))
+    large = step_of_blocks(width=16_384, samples=1)
+    (way, *_) = lp.ways_to_fit(large, "RTX-4090", variants=[fewer])
+    assert way.changes == ("adapters",)
+
+    def refused() -> Trace:
+        raise lp.LightningPredictError("LoRA adapts no layer of this model.")
+
+    report = memory_report(large, gpu("RTX-4090"), variants=[variant("adapters", trains_all=False, step=refused)])
+    assert known(report).ways_in_words == (
+        "No set of 16 bits, checkpointing, 8-bit optimizer state, adapters and a smaller batch fits. Share the model "
+        "among GPUs (`lightning-predict parallel`).",
+    )
 
 
 @pytest.mark.parametrize("name", ["T5", ""])

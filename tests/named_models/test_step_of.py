@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MissingDependencyError
+from lightning_predict.base.model_options import ModelOptions
 from lightning_predict.cli import main
 from lightning_predict.record import sources
 from lightning_predict.record.named_models import built, step, transformers_models
+from lightning_predict.record.sources import step_of_source
 from lightning_predict.record.trace import Trace
 
 GPT2 = {
@@ -86,6 +89,22 @@ def test_timm_model_equals_a_script() -> None:
         images, labels = torch.zeros((4, 3, 224, 224)), torch.zeros((4,), dtype=torch.long)
     own = recorded(model, lambda: nn.functional.cross_entropy(model(images), labels), samples=4, precision="32-true")
     check_same(named, own)
+
+
+def test_source_has_adapters_and_4_bits_as_variants(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    options = ModelOptions(length=16, precision="bf16-mixed")
+    adapters, packed = step_of_source(gpt2, options).variants
+    assert [one.changes for one in (adapters, packed)] == [
+        ("LoRA of rank 16 (--lora 16)",),
+        ("LoRA of rank 16 (--lora 16)", "frozen weights in 4 bits (--quantization nf4)"),
+    ]
+    own = lp.step_of(gpt2, length=16, precision="bf16-true", lora=16, quantization="nf4")
+    assert packed.step().operations == own.operations
+    (only,) = step_of_source(gpt2, replace(options, lora=8)).variants
+    assert (only.changes, only.trains_all) == (packed.changes[1:], True)
+    assert not step_of_source(gpt2, replace(options, lora=8, quantization="nf4")).variants
 
 
 def test_note_describes_the_step(gpt2: str) -> None:

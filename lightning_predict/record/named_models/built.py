@@ -91,7 +91,11 @@ def quantized(model: nn.Module, options: StepOptions) -> list[str]:
         return []
     kind, _, double = options.quantization.partition("-")
     dtype = getattr(torch, options.autocast or options.numbers().dtype)
-    as_4bit(model, compute_dtype=dtype, double=bool(double), clones=True)
+    if not as_4bit(model, compute_dtype=dtype, double=bool(double), clones=True):
+        raise InvalidArgumentError(
+            f"quantization={options.quantization}: the model has no linear layer before its output, and bitsandbytes "
+            "quantizes no others; leave it out."
+        )
     words = f"layers in 4 bits ({kind}{', double quantization' if double else ''})"
     # transformers 5 joins the experts' matrices in one parameter each, where there were linear layers before
     experts = sum(one.numel() for name, one in model.named_parameters() if ".experts." in name and one.dim() > 2)
