@@ -120,18 +120,12 @@ class MachineProfile:
 @final
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of the machines.
-
-    Attributes:
-        usd_per_hour: The user's own price, which takes precedence.
-        spot: Whether spot prices are used where they are lower.
-        notes: Notes about the user's offers.
-    """
+    """Prices of the machines."""
 
     offers: tuple[Offer, ...]
-    usd_per_hour: UserPrice
-    spot: bool
-    notes: tuple[str, ...]
+    usd_per_hour: UserPrice  # The user's own price, which takes precedence
+    spot: bool  # Whether spot prices are used where they are lower
+    notes: tuple[str, ...]  # Notes about the user's offers
 
     def notes_for(self, layouts: Sequence[Layout]) -> tuple[str, ...]:
         """Return the notes, and notes about spot prices: their limits, and the layouts that use on-demand prices."""

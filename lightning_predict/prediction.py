@@ -301,8 +301,7 @@ def shown_layouts(
     return tuple(prediction.layout for prediction in predictions.shown().values())
 
 
-TABLES_DECIDE: Final = 0.5
-"""Share of a GPU's memory above which a note suggests sharding embedding tables."""
+TABLES_DECIDE: Final = 0.5  # Share of a GPU's memory above which a note suggests sharding embedding tables
 
 
 def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:
@@ -319,8 +318,7 @@ def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | 
     return None
 
 
-MAX_SHARED: Final = 2
-"""Maximum number of layouts whose number of steps is in the heading."""
+MAX_SHARED: Final = 2  # Maximum number of layouts whose number of steps is in the heading
 
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 

@@ -62,18 +62,12 @@ MEASURED_SPREAD: Final = 1.05
 """Spread of a time measured on the same GPU, because repeated runs differ; no interval is narrower."""
 SURROGATE_SPREAD: Final = 1.3
 """Spread of a time derived from a related measurement: another operation or dtype, a latency, a look-up in a cache."""
-FORMULA_SPREAD: Final = 1.5
-"""Spread of a time by a formula or a roofline, or of kernels that a library may not use."""
+FORMULA_SPREAD: Final = 1.5  # Spread of a time by a formula or a roofline, or of kernels that a library may not use
 ASSUMED_SPREAD: Final = 2.0
 """Spread of a time that rests on an assumption about hardware or kernels without measurements."""
-UNKNOWN_SPREAD: Final = 10.0
-"""Spread of work of which only the bytes are known."""
-
-UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
-"""Half width in log(rate) without a measured rate."""
-
-CONVOLUTION_SPREAD: Final = (1.45, 2.6)
-"""Lower and upper interval factors that cover most convolutions by the formula."""
+UNKNOWN_SPREAD: Final = 10.0  # Spread of work of which only the bytes are known
+UNMEASURED_RATE_UNCERTAINTY: Final = 0.12  # Half width in log(rate) without a measured rate
+CONVOLUTION_SPREAD: Final = (1.45, 2.6)  # Lower and upper interval factors that cover most convolutions by the formula
 
 
 def independent(*half_widths: _Array | float) -> _Array:
@@ -167,8 +161,7 @@ def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
 
 # --- 3. The sum of a step's operations
 
-SHAPE_CORRELATION: Final = 0.5
-"""Correlation between the errors of two shapes of one family."""
+SHAPE_CORRELATION: Final = 0.5  # Correlation between the errors of two shapes of one family
 FAMILY_CORRELATION: Final = 0.25
 """Correlation between the errors of two operation families on one GPU. The cause is that all operations were timed
 alone and in short bursts."""
@@ -235,16 +228,11 @@ SPREAD_FILE: Final = Path(__file__).parent / "weights" / "files" / "whole_steps.
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
-    """Half width of a step's interval in log(seconds), by what is new about the step. Squares of the parts add.
+    """Half width of a step's interval in log(seconds), by what is new about the step. Squares of the parts add."""
 
-    Attributes:
-        operations_factor: Factor on the half width that results from the intervals of the operations.
-        new_source: Half width that all operations of a step share, because every user's machine is a new source.
-        fused: Further half width if a compiler or a library fuses the step: its release decides which kernels it makes.
-    """
-
-    operations_factor: float
-    new_source: float
+    operations_factor: float  # Factor on the half width that results from the intervals of the operations
+    new_source: float  # Half width that all operations of a step share, because every user's machine is a new source
+    # Further half width if a compiler or a library fuses the step: its release decides which kernels it makes
     fused: float = 0.0
 
     @overload
@@ -309,8 +297,7 @@ def device_ends(
 
 FASTEST_HOST: Final = 0.5
 """Lower end of the 90 % interval of the time of an unmeasured host, relative to the table of overheads."""
-SLOWEST_HOST: Final = 1.5
-"""Upper end of that interval."""
+SLOWEST_HOST: Final = 1.5  # Upper end of that interval
 
 
 def host_ends(
@@ -336,11 +323,8 @@ ODDS: Final = (1 - OUTSIDE) / OUTSIDE
 
 The log-odds are linear in log time on either side of the middle."""
 
-MIN_HALF_WIDTH: Final = 1e-3
-"""Half width in log time of a time that is certain."""
-
-HALVINGS: Final = 24
-"""Number of bisections to find an interval end, for a precision of one millionth."""
+MIN_HALF_WIDTH: Final = 1e-3  # Half width in log time of a time that is certain
+HALVINGS: Final = 24  # Number of bisections to find an interval end, for a precision of one millionth
 
 
 def ends_of_step(

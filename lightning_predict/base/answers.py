@@ -21,28 +21,19 @@ from typing import TYPE_CHECKING, Any, Final, final
 if TYPE_CHECKING:
     from lightning_predict.base.interval import Interval
 
-GAP: Final = 2
-"""Spaces between two columns."""
-
-NAMES_SHOWN: Final = 5
-"""Maximum number of names that a message lists."""
-
-TEXT_WIDTH: Final = 120
-"""Maximum width of printed text, and of a terminal that shows all columns."""
+GAP: Final = 2  # Spaces between two columns
+NAMES_SHOWN: Final = 5  # Maximum number of names that a message lists
+TEXT_WIDTH: Final = 120  # Maximum width of printed text, and of a terminal that shows all columns
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
-    """Result of a command as two functions: one returns JSON values, the other prints text. Only one of them is called.
-
-    Attributes:
-        exit_code: Exit code of the command: 0, except after a failed script or if `--max-usd` is exceeded.
-    """
+    """Result of a command as two functions: one returns JSON values, the other prints text. Only one is called."""
 
     data: Callable[[], object]
     show: Callable[[], None]
-    exit_code: int = 0
+    exit_code: int = 0  # Exit code of the command: 0, except after a failed script or if `--max-usd` is exceeded
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:

@@ -43,23 +43,18 @@ MAX_BYTES: Final = 1 << 30
 """Maximum size of a JSON or CSV file after decompression. Parsing a profile of this size needs about 10 GB of
 memory."""
 
-MAX_WRITTEN_BYTES: Final = 1 << 20
-"""Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte."""
-
-MAX_YAML_SECONDS: Final = 60.0
-"""Maximum CPU time to parse a YAML file."""
+MAX_WRITTEN_BYTES: Final = 1 << 20  # Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte.
+MAX_YAML_SECONDS: Final = 60.0  # Maximum CPU time to parse a YAML file
 
 MAX_MERGED_FIELDS: Final = 100_000
 """Maximum number of fields that merges (`<<`) copy in a YAML file. Chains of merges grow quadratically."""
 
-MAX_DEPTH: Final = 100
-"""Maximum nesting depth. Profiles have six levels; Python's recursion limit is 1,000 calls."""
+MAX_DEPTH: Final = 100  # Maximum nesting depth. Profiles have six levels; Python's recursion limit is 1,000 calls.
 
 MAX_DIGITS: Final = 100
 """Maximum number of digits of a number. 17 digits represent any float exactly; the largest float has 309 digits."""
 
-MAX_INTEGER: Final = 2**63 - 1
-"""Largest integer that NumPy arrays can hold."""
+MAX_INTEGER: Final = 2**63 - 1  # Largest integer that NumPy arrays can hold
 
 DAY: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
@@ -72,15 +67,11 @@ _CHUNK_BYTES: Final = 1 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class File:
-    """An external file, as named in error messages.
-
-    Attributes:
-        advice: Sentence at the end of each error message, for example how to get a valid file.
-    """
+    """An external file, as named in error messages."""
 
     name: str
     error: type[LightningPredictError]
-    advice: str = ""
+    advice: str = ""  # Sentence at the end of each error message, for example how to get a valid file
 
     def error_at(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
         """Return the error "{file}, line {line}: {place} {problem}". The caller raises the error."""
@@ -91,18 +82,12 @@ class File:
 @final
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A value from an external file, with its location.
+    """A value from an external file, with its location."""
 
-    Attributes:
-        value: The parsed value. A row of a CSV file is a dictionary of strings.
-        place: Path of the value in the file, for example `operations[3].phase`; empty for the whole file.
-        line: Line of the file, counted from 1; None if the format has no lines.
-    """
-
-    value: Any
+    value: Any  # The parsed value. A row of a CSV file is a dictionary of strings.
     file: File
-    place: str = ""
-    line: int | None = None
+    place: str = ""  # Path of the value in the file, for example `operations[3].phase`; empty for the whole file
+    line: int | None = None  # Line of the file, counted from 1; None if the format has no lines
 
     def error(self, words: str) -> LightningPredictError:
         """Return an error about this location. The caller raises the error."""

@@ -24,11 +24,8 @@ from lightning_predict.base.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
 
-PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
-"""Environment variable with the path of the progress file."""
-
-FILE_SECONDS: Final = 60.0
-"""Default timeout in seconds for a file or a logger in a hook."""
+PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"  # Environment variable with the path of the progress file
+FILE_SECONDS: Final = 60.0  # Default timeout in seconds for a file or a logger in a hook
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
@@ -53,8 +50,7 @@ def cache_folder(cache_dir: str | Path | None = None) -> Path:
 _EXAMPLES: Final = tuple(Path(__file__).parents[levels] / "examples" for levels in (1, 2))
 """Folders of the examples: in the installed package, and in a clone."""
 
-_ENDINGS: Final = (".json.gz", ".yaml", ".csv")
-"""Suffixes of examples, which their names leave out."""
+_ENDINGS: Final = (".json.gz", ".yaml", ".csv")  # Suffixes of examples, which their names leave out
 
 
 def named_file(path: str | Path) -> Path:

@@ -32,17 +32,11 @@ Value = TypeVar("Value", "float", "Array")
 @final
 @dataclass(frozen=True, slots=True)
 class Interval(Generic[Value]):
-    """A predicted value and the ends of its 90 % interval.
+    """A predicted value and the ends of its 90 % interval."""
 
-    Attributes:
-        low: Lower end of the 90 % interval.
-        middle: The prediction.
-        high: Upper end of the 90 % interval.
-    """
-
-    low: Value
-    middle: Value
-    high: Value
+    low: Value  # Lower end of the 90 % interval
+    middle: Value  # The prediction
+    high: Value  # Upper end of the 90 % interval
 
     @classmethod
     def from_factor(cls, middle: Value, spread: Value | float) -> Interval[Value]:
@@ -90,8 +84,7 @@ class Interval(Generic[Value]):
         )
 
 
-NOTHING: Final = Interval(0.0, 0.0, 0.0)
-"""Seconds of something that does not happen."""
+NOTHING: Final = Interval(0.0, 0.0, 0.0)  # Seconds of something that does not happen
 
 
 def around(middle: float, parts: Iterable[Interval[float]]) -> Interval[float]:
@@ -109,8 +102,7 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
     return np.minimum(value, limit) if takes_smaller else np.maximum(value, limit)
 
 
-CONFIDENCE: Final = 0.9
-"""Probability that an interval contains the actual value."""
+CONFIDENCE: Final = 0.9  # Probability that an interval contains the actual value
 
 OUTSIDE: Final = (1 - CONFIDENCE) / 2
 """Probability that a value is below the interval, and probability that a value is above the interval."""

@@ -19,15 +19,10 @@ ASSUMED_VALUES: Final = "Meta tensors have no values; assumed:"
 
 @final
 class Note(str):
-    """A sentence for the user.
+    """A sentence for the user."""
 
-    Attributes:
-        is_detail: Whether the note changes no decision, and is shown only in verbose output.
-        is_decisive: Whether the note alone may change a decision, and is shown before other notes.
-    """
-
-    is_detail: bool
-    is_decisive: bool
+    is_detail: bool  # Whether the note changes no decision, and is shown only in verbose output
+    is_decisive: bool  # Whether the note alone may change a decision, and is shown before other notes
 
     def __new__(cls, text: str, *, is_detail: bool = False, is_decisive: bool = False) -> Note:
         """Create a note from a sentence."""

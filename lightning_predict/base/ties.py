@@ -25,8 +25,7 @@ float32."""
 NEGLIGIBLE: Final = 0.01
 """Share of a whole below which parts and differences count as nothing: predictions are far less accurate."""
 
-NOTICEABLE: Final = 0.02
-"""Share of a whole from which a part or a gain is worth a line."""
+NOTICEABLE: Final = 0.02  # Share of a whole from which a part or a gain is worth a line
 
 
 def clearly_less(value: Any, other: Any) -> Any:

@@ -21,8 +21,7 @@ from typing import Any, Final, Generic, TypeVar, final
 
 Result = TypeVar("Result")
 
-THREAD_NAME: Final = "lightning-predict"
-"""Name of our threads, which draw no random numbers (`base.guard`)."""
+THREAD_NAME: Final = "lightning-predict"  # Name of our threads, which draw no random numbers (`base.guard`)
 
 
 @final
@@ -74,8 +73,7 @@ def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
     return background.result()
 
 
-_UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
-"""Calls that timed out, by the name of their resource."""
+_UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}  # Calls that timed out, by the name of their resource
 
 
 def run_unless_hanging(seconds: float, resource: str, work: Callable[[], Result]) -> Result:

@@ -13,8 +13,7 @@ from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundE
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.weights.source import weights_source
 
-MetaStep = Callable[[int], Callable[[], object]]
-"""Function that makes a step on the meta device from a batch size."""
+MetaStep = Callable[[int], Callable[[], object]]  # Function that makes a step on the meta device from a batch size
 
 
 def check_steps(name: str, steps: int, *, what: str = "a number of steps") -> None:

@@ -35,25 +35,18 @@ from lightning_predict.reports.format import duration
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-FIRST_SECONDS: Final = 5.0
-"""Seconds of a fit until its ledger is written for the first time."""
+FIRST_SECONDS: Final = 5.0  # Seconds of a fit until its ledger is written for the first time
 
 
 @final
 class Account:
-    """Use of a run, over all its fits.
-
-    Attributes:
-        run: Name of the run, equal in its checkpoints and its ledger file.
-        machine: RentedMachine of the last fit; None before the first fit.
-        stopping_reason: Reason why the run was stopped; None if it was not stopped.
-    """
+    """Use of a run, over all its fits."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(ledger_clock())
-        self.run = uuid4().hex
-        self.machine: RentedMachine | None = None
-        self.stopping_reason: str | None = None
+        self.run = uuid4().hex  # Name of the run, equal in its checkpoints and its ledger file
+        self.machine: RentedMachine | None = None  # RentedMachine of the last fit; None before the first fit
+        self.stopping_reason: str | None = None  # Reason why the run was stopped; None if it was not stopped
 
     def state(self, later_seconds: float) -> dict[str, Any]:
         """Return the use and the machine as plain values for a checkpoint."""

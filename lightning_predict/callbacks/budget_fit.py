@@ -53,19 +53,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettings:
-    """Settings of a budget, as given to `CostBudget`.
-
-    Attributes:
-        counts_earlier: Whether the amounts used before a resume count.
-        warmup_steps: Minimum number of steps before the first forecast.
-        webhook: Address of notices; None for no notice.
-    """
+    """Settings of a budget, as given to `CostBudget`."""
 
     terms: Terms
-    counts_earlier: bool
+    counts_earlier: bool  # Whether the amounts used before a resume count
     on_exceed: Literal["stop", "warn", "raise"]
-    warmup_steps: int
-    webhook: str | None
+    warmup_steps: int  # Minimum number of steps before the first forecast
+    webhook: str | None  # Address of notices; None for no notice
 
 
 @final

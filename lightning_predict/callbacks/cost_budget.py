@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 STATE_KEY: Final = "lightning_predict.CostBudget"
 """Key of used amounts in checkpoints of a budget in dollars that stops the run; other keys start with it."""
 
-CHECKPOINT_NAME: Final = f"{LEDGER_STEM}.ckpt"
-"""File name of the checkpoint of the first run in a folder."""
+CHECKPOINT_NAME: Final = f"{LEDGER_STEM}.ckpt"  # File name of the checkpoint of the first run in a folder
 
 
 def _warn_state_lost(budget: CostBudget, error: Exception) -> None:

@@ -85,8 +85,7 @@ def _is_quiet() -> bool:
 class FitCallback(Callback):
     """Base of the callbacks. A subclass calls `_follow` in `setup`."""
 
-    _fit: FitPart | None = None
-    """State of the fit; None outside a fit, and on ranks that do nothing."""
+    _fit: FitPart | None = None  # State of the fit; None outside a fit, and on ranks that do nothing
 
     _starts_quietly: Callable[[], bool] = staticmethod(_is_quiet)
     _ends_quietly: Callable[[], bool] = staticmethod(_is_quiet)

@@ -38,8 +38,7 @@ from lightning_predict.run.history import read_history
 if TYPE_CHECKING:
     from lightning_predict.advice.advice_text import Advice
 
-ENDINGS: Final = (".html", ".md", ".json", ".yaml")
-"""File suffixes that `--output` accepts."""
+ENDINGS: Final = (".html", ".md", ".json", ".yaml")  # File suffixes that `--output` accepts
 
 
 def separated(text: str | None) -> list[str]:
@@ -285,5 +284,4 @@ def _published_error(step: Trace, findings: Findings) -> str:
     return f"The {len(cases)} most similar published models, for the {gpu}: median error {share(error)}, {within}."
 
 
-PUBLISHED: Final = 8
-"""Number of published models whose errors are summarized: the default of `accuracy --cases`."""
+PUBLISHED: Final = 8  # Number of published models whose errors are summarized: the default of `accuracy --cases`

@@ -24,8 +24,7 @@ from lightning_predict.base.units import bytes_to_mebibytes
 from lightning_predict.reports.format import duration
 from lightning_predict.run.history import HistoryRecord, history_files, read_history
 
-MODEL_DIGITS: Final = 8
-"""Number of shown digits of a model's fingerprint; enough to distinguish the models of a team."""
+MODEL_DIGITS: Final = 8  # Number of shown digits of a model's fingerprint; enough to distinguish the models of a team
 
 
 def history(

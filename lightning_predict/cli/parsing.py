@@ -41,8 +41,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> CommandAnswer:
     return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text))
 
 
-Command = Callable[..., CommandAnswer]
-"""Function of a command. Its type hints and docstring make its options."""
+Command = Callable[..., CommandAnswer]  # Function of a command. Its type hints and docstring make its options.
 
 COMMANDS: Final[Mapping[str, str]] = {
     "predict": "Predict time, cost and memory of a training step on GPUs, and which GPU to rent.",
@@ -204,8 +203,7 @@ def _returning_call(function: Command) -> Callable[..., ParsedCommand]:
     return call
 
 
-_MODEL: Final = "model"
-"""Parameter of commands that take a model by name; its fields are options."""
+_MODEL: Final = "model"  # Parameter of commands that take a model by name; its fields are options
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(ModelOptions))
 

@@ -138,8 +138,7 @@ def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
     return gpu, origin
 
 
-EXPLAINED: Final = 30
-"""Number of rows that `explain` prints. JSON output contains all rows."""
+EXPLAINED: Final = 30  # Number of rows that `explain` prints. JSON output contains all rows.
 
 
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:

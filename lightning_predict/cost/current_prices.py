@@ -50,8 +50,7 @@ FORMS: Final = (
 """Name patterns of machines whose GPU has another form factor than the default, with the renamed GPUs. For Azure's NC
 series see https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family."""
 
-REFRESH_SECONDS: Final = 180.0
-"""Time limit in seconds."""
+REFRESH_SECONDS: Final = 180.0  # Time limit in seconds
 
 MEMORY_TOLERANCE: Final = 0.125
 """Memory sizes within this relative difference count as equal, because providers round and mix GB and GiB."""

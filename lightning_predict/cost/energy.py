@@ -25,29 +25,20 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 from lightning_predict.hardware import Gpu
 
-IDLE_SHARE: Final = 0.2
-"""Power of a waiting GPU, as a share of its power limit; a rounded figure."""
+IDLE_SHARE: Final = 0.2  # Power of a waiting GPU, as a share of its power limit; a rounded figure
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """Energy of a run on one kind of GPU.
-
-    Attributes:
-        watts: Mean power of one GPU.
-        kilowatt_hours: Energy of all GPUs over the whole run.
-        grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
-        co2_kilograms: CO2-equivalent of the energy; None without `grid_grams_per_kwh`.
-        overhead: Total power per watt of the GPU, including cooling; 1 counts the GPU alone.
-    """
+    """Energy of a run on one kind of GPU."""
 
     gpu: str
-    watts: float
-    kilowatt_hours: float
-    grid_grams_per_kwh: float | None = None
-    co2_kilograms: float | None = None
-    overhead: float = 1.0
+    watts: float  # Mean power of one GPU
+    kilowatt_hours: float  # Energy of all GPUs over the whole run
+    grid_grams_per_kwh: float | None = None  # Carbon intensity of the grid; None if not given
+    co2_kilograms: float | None = None  # CO2-equivalent of the energy; None without `grid_grams_per_kwh`
+    overhead: float = 1.0  # Total power per watt of the GPU, including cooling; 1 counts the GPU alone
 
 
 def energy(

@@ -31,17 +31,11 @@ GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerGrid:
-    """An electricity grid and its carbon intensity.
+    """An electricity grid and its carbon intensity."""
 
-    Attributes:
-        grams_per_kwh: Grams of CO2-equivalent per kWh.
-        name: Region and place, or country; None for a number from the user.
-        year: Year of the average; None for a number from the user.
-    """
-
-    grams_per_kwh: float
-    name: str | None = None
-    year: int | None = None
+    grams_per_kwh: float  # Grams of CO2-equivalent per kWh
+    name: str | None = None  # Region and place, or country; None for a number from the user
+    year: int | None = None  # Year of the average; None for a number from the user
 
     @property
     def sentence(self) -> str:

@@ -47,23 +47,15 @@ RELEASE_FILE: Final = Path(__file__).with_name("current.json")
 PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
 """Environment variable with the path of fetched prices. If the file does not exist, the package's prices are used."""
 
-USER: Final = "user"
-"""Provider name of the user's own prices and machines."""
+USER: Final = "user"  # Provider name of the user's own prices and machines
 
 OWN_PRICE_MACHINE: Final = "own price"
 """Machine name of a user's price that names no machine. The date of this price is today."""
 
-CURRENT_YEARS: Final = 2
-"""An offer is current if it is at most this number of years older than the newest offer."""
-
-FRESH_DAYS: Final = 60
-"""Maximum age of a fresh on-demand price, in days; a rounded figure."""
-
-FRESH_SPOT_DAYS: Final = 14
-"""Maximum age of a fresh spot price, in days; a rounded figure."""
-
-OLD_DAYS: Final = 180
-"""Age in days above which a price counts as old; a rounded figure."""
+CURRENT_YEARS: Final = 2  # An offer is current if it is at most this number of years older than the newest offer
+FRESH_DAYS: Final = 60  # Maximum age of a fresh on-demand price, in days; a rounded figure
+FRESH_SPOT_DAYS: Final = 14  # Maximum age of a fresh spot price, in days; a rounded figure
+OLD_DAYS: Final = 180  # Age in days above which a price counts as old; a rounded figure
 
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "marketplace": ("Akash", "OpenRelay", "RunPod Community", "Vast.ai", "TensorDock", "Shadeform", "Salad"),
@@ -103,34 +95,23 @@ CURRENCY: Final = "USD"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A machine for rent, with its price.
+    """A machine for rent, with its price."""
 
-    Attributes:
-        provider: Name of the provider; `user` for the user's own price.
-        instance: The provider's name for the machine.
-        gpu: Catalogue name of the machine's GPU.
-        num_gpus: Number of GPUs that `usd_per_hour` pays for.
-        usd_per_hour: Price of all `num_gpus` GPUs: on demand, or on spot if `spot` is true.
-        spot_usd_per_hour: Spot price of all `num_gpus` GPUs; None if not offered or unknown.
-        spot: Whether `usd_per_hour` is a spot price.
-        region: Region of the price; None if the price applies everywhere, or the source names no region.
-        date: ISO date (or month) of the price.
-        max_gpus: Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the
-            machine is rented as a whole.
-        in_stock: Whether the machine was available when the price was read; None if the list does not say.
-    """
-
-    provider: str
-    instance: str
-    gpu: str
-    num_gpus: int
-    usd_per_hour: float
-    date: str
+    provider: str  # Name of the provider; `user` for the user's own price
+    instance: str  # The provider's name for the machine
+    gpu: str  # Catalogue name of the machine's GPU
+    num_gpus: int  # Number of GPUs that `usd_per_hour` pays for
+    usd_per_hour: float  # Price of all `num_gpus` GPUs: on demand, or on spot if `spot` is true
+    date: str  # ISO date (or month) of the price
     source: str
-    spot_usd_per_hour: float | None = None
-    spot: bool = False
+    spot_usd_per_hour: float | None = None  # Spot price of all `num_gpus` GPUs; None if not offered or unknown
+    spot: bool = False  # Whether `usd_per_hour` is a spot price
+    # Region of the price; None if the price applies everywhere, or the source names no region
     region: str | None = None
+    # Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the machine is rented
+    # as a whole
     max_gpus: int | None = None
+    # Whether the machine was available when the price was read; None if the list does not say
     in_stock: bool | None = None
 
     def with_gpus(self, num_gpus: int) -> Offer | None:

@@ -31,24 +31,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Price of a run.
+    """Price of a run."""
 
-    Attributes:
-        usd_per_hour: Price of all machines of the layout; None if there is no offer.
-        cost_usd: Cost of the whole run; None if the length of the run or the price is unknown.
-        offer: Source and date of the price; None if there is no offer.
-        priced_on: Date of the price, as listed (a day or a month); None if there is no offer.
-        provider: Name of the provider; None if there is no offer.
-        fresh_days: Age in days up to which the price is fresh; None if there is no offer.
-        machine_gpus: Number of GPUs of each machine, all of which must be paid for; None if there is no offer.
-    """
-
-    usd_per_hour: float | None = None
-    cost_usd: float | None = None
-    offer: str | None = None
-    priced_on: str | None = None
-    provider: str | None = None
-    fresh_days: int | None = None
+    usd_per_hour: float | None = None  # Price of all machines of the layout; None if there is no offer
+    cost_usd: float | None = None  # Cost of the whole run; None if the length of the run or the price is unknown
+    offer: str | None = None  # Source and date of the price; None if there is no offer
+    priced_on: str | None = None  # Date of the price, as listed (a day or a month); None if there is no offer
+    provider: str | None = None  # Name of the provider; None if there is no offer
+    fresh_days: int | None = None  # Age in days up to which the price is fresh; None if there is no offer
+    # Number of GPUs of each machine, all of which must be paid for; None if there is no offer
     machine_gpus: int | None = None
 
     def stale_days(self, today: str | None) -> int | None:
@@ -337,22 +328,16 @@ class PredictionFields:
     notes = Field[tuple[str, ...]]("step.notes", "Notes on gaps of the prediction.")
 
 
-FIELDS: Final = fields_of(PredictionFields)
-"""All fields of a prediction, in order."""
+FIELDS: Final = fields_of(PredictionFields)  # All fields of a prediction, in order
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSupply:
-    """Power supply of the machines.
+    """Power supply of the machines."""
 
-    Attributes:
-        grams_per_kwh: Carbon intensity, in grams of CO2-equivalent per kWh; None if unknown.
-        overhead: Total power per watt of the GPU, including cooling (PUE); 1 counts the GPU alone.
-    """
-
-    grams_per_kwh: float | None = None
-    overhead: float = 1.0
+    grams_per_kwh: float | None = None  # Carbon intensity, in grams of CO2-equivalent per kWh; None if unknown
+    overhead: float = 1.0  # Total power per watt of the GPU, including cooling (PUE); 1 counts the GPU alone
 
 
 @final
@@ -400,22 +385,15 @@ class Prediction(PredictionFields):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineInUse(PredictionFields):
-    """The machine that recorded the step, with measured times: a CPU, or a GPU without a prediction.
+    """The machine that recorded the step, with measured times: a CPU, or a GPU without a prediction."""
 
-    Attributes:
-        name: Catalogue name of the GPU, the name that the GPU reports, or `CPU`.
-        layout: The GPUs; None for a CPU, or a GPU that the catalogue lacks.
-        memory: Memory of the GPU; empty for a CPU.
-        supply: Power supply, for energy and CO2 emissions.
-    """
-
-    name: str
+    name: str  # Catalogue name of the GPU, the name that the GPU reports, or `CPU`
     step: StepPrediction
     run: Run
-    layout: Layout | None = None
+    layout: Layout | None = None  # The GPUs; None for a CPU, or a GPU that the catalogue lacks
     price: Price = field(default_factory=Price)
-    memory: MemoryNeed = field(default_factory=MemoryNeed)
-    supply: PowerSupply = field(default_factory=PowerSupply)
+    memory: MemoryNeed = field(default_factory=MemoryNeed)  # Memory of the GPU; empty for a CPU
+    supply: PowerSupply = field(default_factory=PowerSupply)  # Power supply, for energy and CO2 emissions
 
     def as_dict(self) -> dict[str, Any]:
         """Return the known values by flat name, JSON-serializable."""
@@ -424,26 +402,18 @@ class MachineInUse(PredictionFields):
 
 
 class AbstractPredictions(Mapping[str, Prediction]):
-    """Mapping from GPU names to predictions, with information that applies to all predictions.
+    """Mapping from GPU names to predictions, with information that applies to all predictions."""
 
-    Attributes:
-        used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
-        machine: The machine in use, if the mapping has no prediction for that machine; None if no step was timed.
-        heading: Title of the table: number and size of the steps, and where a step was recorded.
-        is_running: Whether the predictions are for a run in progress on this machine.
-        made_on: Day of the prediction (ISO 8601), used for the age of prices; None omits the age.
-        group: Requested group of GPUs (`all`). Tables then show only the best GPUs. None if the user named GPUs.
-        left_out: Number of GPUs of the group that are not in the mapping.
-    """
-
-    used_gpu: str | None
+    used_gpu: str | None  # Name of the GPU that recorded the trace, if it is in the catalogue
     notes: tuple[str, ...]
+    # The machine in use, if the mapping has no prediction for that machine; None if no step was timed
     machine: MachineInUse | None
-    heading: str | None
-    is_running: bool
-    made_on: str | None
+    heading: str | None  # Title of the table: number and size of the steps, and where a step was recorded
+    is_running: bool  # Whether the predictions are for a run in progress on this machine
+    made_on: str | None  # Day of the prediction (ISO 8601), used for the age of prices; None omits the age
+    # Requested group of GPUs (`all`). Tables then show only the best GPUs. None if the user named GPUs.
     group: str | None
-    left_out: int
+    left_out: int  # Number of GPUs of the group that are not in the mapping
 
     def shown(self) -> AbstractPredictions:
         """Return the predictions that a table shows: all named GPUs, or the best GPUs of a group."""
@@ -467,17 +437,11 @@ def check_price(usd_per_hour: UserPrice) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
-    """Costs of a rented machine in addition to training time.
+    """Costs of a rented machine in addition to training time."""
 
-    Attributes:
-        setup_minutes: Paid time from the start of the machine until training starts: boot, environment, data.
-        minimum_minutes: Minimum billed time of a machine.
-        storage_usd: Dollars for storage and data transfer.
-    """
-
-    setup_minutes: float = 0.0
-    minimum_minutes: float = 0.0
-    storage_usd: float = 0.0
+    setup_minutes: float = 0.0  # Paid time from the start of the machine until training starts: boot, environment, data
+    minimum_minutes: float = 0.0  # Minimum billed time of a machine
+    storage_usd: float = 0.0  # Dollars for storage and data transfer
 
     def __post_init__(self) -> None:
         for name, amount in asdict(self).items():

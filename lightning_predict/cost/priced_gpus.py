@@ -29,11 +29,8 @@ ALL: Final = "all"
 GROUPS: Final[Mapping[str, str]] = {ALL: "GPUs", "datacenter": "data-centre GPUs", "consumer": "consumer GPUs"}
 """Group names, with the name of the group in a sentence."""
 
-_CONSUMER: Final = ("GTX-", "RTX-2", "RTX-3", "RTX-4", "RTX-5", "TITAN-")
-"""Name prefixes of GeForce and TITAN cards."""
-
-_WORKSTATION: Final = ("-Ada",)
-"""Name suffixes of workstation cards with a prefix in `_CONSUMER`: RTX-4000-Ada."""
+_CONSUMER: Final = ("GTX-", "RTX-2", "RTX-3", "RTX-4", "RTX-5", "TITAN-")  # Name prefixes of GeForce and TITAN cards
+_WORKSTATION: Final = ("-Ada",)  # Name suffixes of workstation cards with a prefix in `_CONSUMER`: RTX-4000-Ada.
 
 
 @final

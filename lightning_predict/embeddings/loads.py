@@ -43,20 +43,15 @@ from lightning_predict.uncertainty import SURROGATE_SPREAD
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
-    """Part of an embedding table on a GPU, with its lookups in a step.
-
-    Attributes:
-        lookups: Mean number of local rows that are summed per vector; below 1 if most rows of a bag are on other GPUs.
-        num_gpus: Number of consecutive GPUs that each hold a part of this size.
-        alpha: Exponent of Zipf's law for the lookups.
-    """
+    """Part of an embedding table on a GPU, with its lookups in a step."""
 
     rows: int
     dim: int
     bags: float
+    # Mean number of local rows that are summed per vector; below 1 if most rows of a bag are on other GPUs
     lookups: float
-    num_gpus: int
-    alpha: float = 0.0
+    num_gpus: int  # Number of consecutive GPUs that each hold a part of this size
+    alpha: float = 0.0  # Exponent of Zipf's law for the lookups
 
     def as_operation(self, operation: str, dtype: str) -> OperationShape:
         """Return the lookup as an operation shape, which the kernel models can time."""
@@ -68,17 +63,12 @@ class TablePart:
 @final
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A kind of sharding.
+    """A kind of sharding."""
 
-    Attributes:
-        parts: Function that returns the parts on the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
-        splits_rows: Whether each GPU has only some of the rows of a bag.
-        replicates: Whether each GPU has a copy of the whole table.
-    """
-
+    # Function that returns the parts on the GPUs, in order, from (table, number of GPUs, samples of all GPUs)
     parts: Callable[[EmbeddingTable, int, int], tuple[TablePart, ...]]
-    splits_rows: bool = False
-    replicates: bool = False
+    splits_rows: bool = False  # Whether each GPU has only some of the rows of a bag
+    replicates: bool = False  # Whether each GPU has a copy of the whole table
 
 
 def _whole_table(table: EmbeddingTable, samples: float, holders: int) -> tuple[TablePart, ...]:
@@ -140,25 +130,15 @@ KINDS: Final[Mapping[str, Sharding]] = {
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Work of one step on n GPUs, for one table or the sum of several tables.
+    """Work of one step on n GPUs, for one table or the sum of several tables."""
 
-    Attributes:
-        forward_seconds: Time of lookups on each GPU: middle, low and high end of the interval, shape (3, n).
-        backward_seconds: Time of gradients and update on each GPU, shape (3, n).
-        memory_bytes: Size of parameters, optimizer state and dense gradients on each GPU, shape (n,).
-        index_bytes: Size of the indices that each GPU receives from every GPU, shape (n,).
-        vector_bytes: Size of the vectors that each GPU sends to every GPU, shape (n,).
-        partial_sum_bytes: Message size of the reduce-scatter of partial sums, shape ().
-        dense_gradient_bytes: Message size of the all-reduce of dense gradients, shape ().
-    """
-
-    forward_seconds: Array
-    backward_seconds: Array
-    memory_bytes: Array
-    index_bytes: Array
-    vector_bytes: Array
-    partial_sum_bytes: Array
-    dense_gradient_bytes: Array
+    forward_seconds: Array  # Time of lookups on each GPU: middle, low and high end of the interval, shape (3, n)
+    backward_seconds: Array  # Time of gradients and update on each GPU, shape (3, n)
+    memory_bytes: Array  # Size of parameters, optimizer state and dense gradients on each GPU, shape (n,)
+    index_bytes: Array  # Size of the indices that each GPU receives from every GPU, shape (n,)
+    vector_bytes: Array  # Size of the vectors that each GPU sends to every GPU, shape (n,)
+    partial_sum_bytes: Array  # Message size of the reduce-scatter of partial sums, shape ()
+    dense_gradient_bytes: Array  # Message size of the all-reduce of dense gradients, shape ()
 
     def __add__(self, other: Load) -> Load:
         return Load(*map(operator.add, self._values, other._values))

@@ -54,11 +54,8 @@ LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
 """Shares of the number of tables. Some start plans copy this share of the tables, the smallest ones, to all GPUs."""
 
-MIN_GAIN: Final = 1e-6
-"""Minimum relative improvement by a change, larger than rounding errors."""
-
-Choices = dict[int, Assignment]
-"""Assignment of each table, by table index."""
+MIN_GAIN: Final = 1e-6  # Minimum relative improvement by a change, larger than rounding errors
+Choices = dict[int, Assignment]  # Assignment of each table, by table index
 
 
 @final
@@ -197,22 +194,17 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
             yield Assignment(table, WHOLE, gpu)
 
 
-TABLE_SHARE: Final = 0.85
-"""Default share of a GPU's memory for tables."""
+TABLE_SHARE: Final = 0.85  # Default share of a GPU's memory for tables
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """Sharding plans for a set of tables.
+    """Sharding plans for a set of tables."""
 
-    Attributes:
-        plans: Plans that fit, fastest first. A mixture is included only if it is the fastest plan.
-        refused: Reason why a kind of sharding is impossible, by kind.
-    """
-
+    # Plans that fit, fastest first. A mixture is included only if it is the fastest plan.
     plans: tuple[ShardingPlan, ...]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # Reason why a kind of sharding is impossible, by kind
     table_bytes: float
 
     @property

@@ -38,24 +38,17 @@ from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.layouts.overlap import OVERLAP_COSTS, Links
 from lightning_predict.record.optimizers import OPTIMIZERS, TABLE_OPTIMIZERS
 
-WHOLE: Final = "table_wise"
-"""Kind of sharding that places a whole table on one GPU."""
+WHOLE: Final = "table_wise"  # Kind of sharding that places a whole table on one GPU
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Sharding of one table.
+    """Sharding of one table."""
 
-    Attributes:
-        table: The table.
-        kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
-        gpu: Index of the GPU that holds a `table_wise` table; None for other kinds, which use all GPUs.
-    """
-
-    table: EmbeddingTable
-    kind: str
-    gpu: int | None = None
+    table: EmbeddingTable  # The table
+    kind: str  # A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
+    gpu: int | None = None  # Index of the GPU that holds a `table_wise` table; None for other kinds, which use all GPUs
 
 
 @final
@@ -75,26 +68,16 @@ class Exchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """Sharding of all tables, with time and memory of a step.
-
-    Attributes:
-        samples: Number of samples per step on all GPUs together.
-        assignments: Sharding of each table, in the order of the tables.
-        time: Seconds of a step: slowest lookup, slowest update and all collectives.
-        forward_seconds: Time of lookups on each GPU.
-        backward_seconds: Time of gradients and updates on each GPU.
-        exchanges: Collectives in order; empty on one GPU.
-        memory_bytes: Size of parameters, optimizer state and dense gradients on each GPU.
-    """
+    """Sharding of all tables, with time and memory of a step."""
 
     layout: str
-    samples: int
-    assignments: tuple[Assignment, ...]
-    time: Interval[float]
-    forward_seconds: tuple[float, ...]
-    backward_seconds: tuple[float, ...]
-    exchanges: tuple[Exchange, ...]
-    memory_bytes: tuple[float, ...]
+    samples: int  # Number of samples per step on all GPUs together
+    assignments: tuple[Assignment, ...]  # Sharding of each table, in the order of the tables
+    time: Interval[float]  # Seconds of a step: slowest lookup, slowest update and all collectives
+    forward_seconds: tuple[float, ...]  # Time of lookups on each GPU
+    backward_seconds: tuple[float, ...]  # Time of gradients and updates on each GPU
+    exchanges: tuple[Exchange, ...]  # Collectives in order; empty on one GPU
+    memory_bytes: tuple[float, ...]  # Size of parameters, optimizer state and dense gradients on each GPU
 
     @property
     def seconds(self) -> float:

@@ -28,8 +28,7 @@ from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Trace
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
-MAX_ALPHA: Final = 4.0
-"""Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows."""
+MAX_ALPHA: Final = 4.0  # Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows.
 
 
 @final
@@ -37,28 +36,18 @@ MAX_ALPHA: Final = 4.0
 class EmbeddingTable:
     """Embedding table and its lookups per sample.
 
-    Attributes:
-        rows: Number of rows.
-        dim: Number of columns.
-        pooling: Mean number of rows that are summed into a vector ("pooling factor").
-        vectors: Mean number of vectors per sample.
-        is_pooled: Whether rows are summed; False for `nn.Embedding`, where each row is a vector.
-        dtype: `float32`, `float16`, `bfloat16` or `float64`.
-        name: Display name; None shows the table's number.
-        alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups.
-
     Raises:
         InvalidArgumentError: A value is out of range.
     """
 
-    rows: int
-    dim: int
-    pooling: float = 1.0
-    vectors: float = 1.0
-    is_pooled: bool = True
-    dtype: str = "float32"
-    name: str | None = None
-    alpha: float = 0.0
+    rows: int  # Number of rows
+    dim: int  # Number of columns
+    pooling: float = 1.0  # Mean number of rows that are summed into a vector ("pooling factor")
+    vectors: float = 1.0  # Mean number of vectors per sample
+    is_pooled: bool = True  # Whether rows are summed; False for `nn.Embedding`, where each row is a vector
+    dtype: str = "float32"  # `float32`, `float16`, `bfloat16` or `float64`
+    name: str | None = None  # Display name; None shows the table's number
+    alpha: float = 0.0  # Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups
 
     def __post_init__(self) -> None:
         for word in ("rows", "dim"):

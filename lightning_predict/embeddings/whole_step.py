@@ -317,19 +317,13 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
 @final
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Work of one GPU in launch order. Positions count operations from the start of the step.
+    """Work of one GPU in launch order. Positions count operations from the start of the step."""
 
-    Attributes:
-        work: All operations: lookups first, and the update of the tables after the backward pass.
-        free: Position after the forward operations that need no looked-up vector.
-        gradients: Position at which the gradients of the vectors are ready; None without a backward pass.
-        update: Position of the update of the tables; None without a backward pass.
-    """
-
+    # All operations: lookups first, and the update of the tables after the backward pass
     work: tuple[HostOperation, ...]
-    free: int
-    gradients: int | None
-    update: int | None
+    free: int  # Position after the forward operations that need no looked-up vector
+    gradients: int | None  # Position at which the gradients of the vectors are ready; None without a backward pass
+    update: int | None  # Position of the update of the tables; None without a backward pass
 
 
 LOOK_UP: Final = "look-ups"

@@ -38,8 +38,7 @@ from lightning_predict.hardware.records import NVIDIA, Gpu, Source
 
 CATALOGUE_FOLDER: Final = Path(__file__).with_name("catalogue")
 SOURCES_FILE: Final = "sources.toml"
-OTHER_TABLES: Final = frozenset({"machines.toml", "mig.toml"})
-"""Files in the catalogue folder that other modules read."""
+OTHER_TABLES: Final = frozenset({"machines.toml", "mig.toml"})  # Files in the catalogue folder that other modules read
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -90,8 +89,7 @@ PEAKS: Final[dict[str, str]] = {
 }
 """dtype of each peak, by key of the row. Only the float32 peak is required."""
 
-MEASURED: Final = "measured_tflops"
-"""Key of the table of measured rates of large square matmuls, by dtype."""
+MEASURED: Final = "measured_tflops"  # Key of the table of measured rates of large square matmuls, by dtype
 
 SUSTAINED: Final = "sustained_tflops"
 """Key of the table of sustained rates by dtype: large matmuls that ran back to back for seconds."""

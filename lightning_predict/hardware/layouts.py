@@ -44,30 +44,23 @@ _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
 _TIMES: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*[xX*]\s*(?P<per_node>\d+)\s*")
 """Reversed notation: `H100x8` means `8xH100`, unless the text is the name of a GPU or a machine."""
 
-MAX_GPUS: Final = 65_536
-"""Maximum number of GPUs in a layout. A larger number is probably a typing error."""
+MAX_GPUS: Final = 65_536  # Maximum number of GPUs in a layout. A larger number is probably a typing error.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A number of identical GPUs in one or more identical machines.
+    """A number of identical GPUs in one or more identical machines."""
 
-    Attributes:
-        gpu: The GPU.
-        gpus_per_node: Number of GPUs used per machine.
-        nodes: Number of machines.
-        machine: Instance type that the user requested, which then determines the price; None if the user named a GPU.
-        requested_name: GPU name as typed by the user, if the name is ambiguous; otherwise None.
-        network: Network between the machines, as stated by the provider. If None, predictions use the network of the
-            priced cloud machine (`cost.prediction.on_offered_network`), otherwise of the vendor's reference system.
-    """
-
-    gpu: Gpu
-    gpus_per_node: int = 1
-    nodes: int = 1
+    gpu: Gpu  # The GPU
+    gpus_per_node: int = 1  # Number of GPUs used per machine
+    nodes: int = 1  # Number of machines
+    # Instance type that the user requested, which then determines the price; None if the user named a GPU
     machine: str | None = None
+    # GPU name as typed by the user, if the name is ambiguous; otherwise None
     requested_name: str | None = field(default=None, compare=False)
+    # Network between the machines, as stated by the provider. If None, predictions use the network of the priced cloud
+    # machine (`cost.prediction.on_offered_network`), otherwise of the vendor's reference system.
     network: Network | None = None
 
     @property
@@ -190,11 +183,8 @@ def _is_gpu(name: str) -> bool:
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
 """Number of GPUs per NVLink domain (a rack of 18 trays), for GPUs whose NVLink connects several machines."""
 
-MACHINE_GPUS: Final = 8
-"""GPUs of the usual machine with several."""
-
-TRAY_GPUS: Final = 4
-"""Number of GPUs per tray. Trays of a rack are rented separately."""
+MACHINE_GPUS: Final = 8  # GPUs of the usual machine with several
+TRAY_GPUS: Final = 4  # Number of GPUs per tray. Trays of a rack are rented separately.
 
 
 def in_domains(layout: Layout) -> Layout:
@@ -228,25 +218,17 @@ AZURE_PREFIX: Final = "standard"
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Network between the machines of a cloud's instance type.
+    """Network between the machines of a cloud's instance type."""
 
-    Attributes:
-        bytes_per_second: Bandwidth per machine in one direction.
-        kind: Provider's name of the network technology.
-        has_rdma: Whether network adapters access memory directly (RDMA). Otherwise, the CPU runs a TCP stack.
-        gpus: Number of GPUs per machine, which share the network.
-        adapters: Number of network adapters, each for an equal share of the GPUs. With one adapter, a single GPU can
-            use the full bandwidth.
-        source: URL of the page that states these figures.
-    """
-
-    bytes_per_second: float
+    bytes_per_second: float  # Bandwidth per machine in one direction
     machine: str
-    kind: str
-    has_rdma: bool
-    gpus: int
+    kind: str  # Provider's name of the network technology
+    has_rdma: bool  # Whether network adapters access memory directly (RDMA). Otherwise, the CPU runs a TCP stack.
+    gpus: int  # Number of GPUs per machine, which share the network
+    # Number of network adapters, each for an equal share of the GPUs. With one adapter, a single GPU can use the full
+    # bandwidth.
     adapters: int
-    source: str
+    source: str  # URL of the page that states these figures
 
 
 @final

@@ -212,8 +212,7 @@ def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     return {word: tuple(owners.values()) for word, owners in index.items()}
 
 
-_OWN: Final[dict[str, Gpu]] = {}
-"""GPUs added by the user, by name."""
+_OWN: Final[dict[str, Gpu]] = {}  # GPUs added by the user, by name
 
 
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
@@ -231,8 +230,7 @@ def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
         known.cache_clear()
 
 
-_MEASURED: Final[dict[str, Gpu]] = {}
-"""GPUs with rates that the user measured, by name."""
+_MEASURED: Final[dict[str, Gpu]] = {}  # GPUs with rates that the user measured, by name
 
 
 def set_measured(gpus: Iterable[Gpu]) -> None:

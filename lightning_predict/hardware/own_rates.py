@@ -30,8 +30,7 @@ ABOVE_PEAK: Final = 1.1
 """Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the
 data sheet."""
 
-BELOW_PEAK: Final = 0.02
-"""Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit."""
+BELOW_PEAK: Final = 0.02  # Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit.
 
 
 def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layout, ...]:

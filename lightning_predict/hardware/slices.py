@@ -37,8 +37,7 @@ class SliceProfile:
     memory_share: float
 
 
-BETWEEN: Final = "-MIG-"
-"""Separator between GPU name and profile in the name of a slice."""
+BETWEEN: Final = "-MIG-"  # Separator between GPU name and profile in the name of a slice
 
 
 def is_slice(gpu: Gpu) -> bool:

@@ -22,12 +22,10 @@ from lightning_predict.hardware.lookup import add_to_catalogue, gpu, other_vendo
 from lightning_predict.hardware.records import Gpu, Source
 
 LIKE: Final = "like"
-RATES: Final = "measured"
-"""Key of the tables of measured rates."""
+RATES: Final = "measured"  # Key of the tables of measured rates
 
 VENDOR: Final = "vendor"
-TABLES: Final = ("gpu", RATES)
-"""Tables of the file."""
+TABLES: Final = ("gpu", RATES)  # Tables of the file
 
 _NAMES: Final = frozenset({"aliases", "reported_names"})
 

@@ -67,9 +67,6 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
         run_usd_per_hour: Your price of all machines of this run, for the budget `usd`; None uses the listed offers.
         **limits: Further limits: `hours`, `deadline`, `kg_co2`, ..., as for `CostBudget`.
 
-    Attributes:
-        stopping_reason: Why the budget stopped the run; None if the run was not stopped.
-
     Raises:
         UnknownGpuError: The catalogue does not have a named GPU.
         InvalidArgumentError: `gpus` is empty, `warmup_steps` is below 1, or a limit is invalid.
@@ -101,7 +98,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
         )
         self._terms = Terms.checked(usd=usd, usd_per_hour=run_usd_per_hour, **limits)
         self._results = RunResults()
-        self.stopping_reason: str | None = None
+        self.stopping_reason: str | None = None  # Why the budget stopped the run; None if the run was not stopped
 
     @log_exceptions
     def on_train_begin(
@@ -203,11 +200,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
 
 
 class TransformersLoop(Loop):
-    """Training loop of Hugging Face's Trainer. A batch is a whole step, because the Trainer reports only whole steps.
-
-    Attributes:
-        evaluation: Loader of evaluations; None before the first evaluation.
-    """
+    """Training loop of Hugging Face's Trainer. A batch is a whole step: the Trainer reports only whole steps."""
 
     name = "RuntimePredictor"
     decides_alone = False
@@ -217,7 +210,7 @@ class TransformersLoop(Loop):
             state.max_steps if state.max_steps > 0 else None, show=print if shows else None, verbose=verbose
         )
         self._args, self._state = args, state
-        self.evaluation: Any = None
+        self.evaluation: Any = None  # Loader of evaluations; None before the first evaluation
         self.world_size, self.batches_per_step = args.world_size, args.gradient_accumulation_steps
 
     @keeps_random_state

@@ -27,14 +27,9 @@ from lightning_predict.reports.format import duration
 if TYPE_CHECKING:
     from lightning_predict.observe.run_observer import RunObserver
 
-WARNING_SHARE: Final = 0.8
-"""Used share of a limit at which a warning is shown."""
-
-CHECK_SECONDS: Final = 30.0
-"""Seconds between two checks of the used amounts, if several ranks must agree on the result."""
-
-REFRESH_SECONDS: Final = 60.0
-"""Seconds between two forecasts during training."""
+WARNING_SHARE: Final = 0.8  # Used share of a limit at which a warning is shown
+CHECK_SECONDS: Final = 30.0  # Seconds between two checks of the used amounts, if several ranks must agree on the result
+REFRESH_SECONDS: Final = 60.0  # Seconds between two forecasts during training
 
 
 def batches_between_checks(observer: RunObserver) -> int:
@@ -52,8 +47,7 @@ become three times faster; earlier, nothing tells it from a run that becomes fas
 FASTER_STILL: Final = 0.9
 """Share of the best pace's time that a run may still reach. So a run that exceeds a limit by little is stopped late."""
 
-STOP_STEP: Final = 0.02
-"""Used share of a limit between two forecasts that may stop the run."""
+STOP_STEP: Final = 0.02  # Used share of a limit between two forecasts that may stop the run
 
 BudgetAction = Literal["go on", "warn", "stop"]
 
@@ -117,25 +111,19 @@ def check_use(meters: Sequence[Meter], elapsed_seconds: float, end_seconds: floa
 VALIDATION_OVERRUN_SHARE: Final = 0.05
 """Share of a limit by which a running validation may exceed the limit, so that its metrics cover all batches."""
 
-DueCheck = Literal["forecast", "use"]
-"""What to check: the forecast and the used amounts, or only the used amounts."""
+DueCheck = Literal["forecast", "use"]  # What to check: the forecast and the used amounts, or only the used amounts
 
 
 @final
 class BudgetWatch:
-    """Decides after which batches to check the budget, and checks the budget.
-
-    Attributes:
-        forecast: Remaining seconds in the last check; None if unknown.
-        end_seconds: Duration of the final validation, which runs after a stop.
-    """
+    """Decides after which batches to check the budget, and checks the budget."""
 
     def __init__(
         self, meters: Sequence[Meter], ledger: Ledger, *, schedule: ForecastSchedule, warmup_steps: int = 1
     ) -> None:
         self.meters = tuple(meters)
-        self.forecast: Interval[float] | None = None
-        self.end_seconds = 0.0
+        self.forecast: Interval[float] | None = None  # Remaining seconds in the last check; None if unknown
+        self.end_seconds = 0.0  # Duration of the final validation, which runs after a stop
         self._ledger = ledger
         self._schedule = schedule
         self._warmup_steps = warmup_steps

@@ -22,11 +22,8 @@ from typing import Final, final
 
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
-LAUNCH_QUEUE: Final = 8192
-"""Upper bound on the number of launches that wait for a device."""
-
-AHEAD_SHARE: Final = 0.05
-"""Relative tolerance within which cycles equal the measured device time."""
+LAUNCH_QUEUE: Final = 8192  # Upper bound on the number of launches that wait for a device
+AHEAD_SHARE: Final = 0.05  # Relative tolerance within which cycles equal the measured device time
 
 STEADY_CYCLES: Final = 4
 """Number of consecutive cycles without a new maximum of the backlog, after which the host no longer runs ahead."""

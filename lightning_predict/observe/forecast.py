@@ -26,23 +26,12 @@ from lightning_predict.run.workload import Loader, Run, Workload, predict_run
 if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
-FORWARD_SHARE: Final = 0.333333333333
-"""Share of the forward pass in the time of a training batch."""
-
-STALL_SHARE: Final = 0.1
-"""The loader workers count as too slow if the wait exceeds this share of the batch time."""
-
-MIN_WAITS: Final = 16
-"""Minimum number of waits before the loader can be called the bottleneck."""
-
-PRINTED_STEPS: Final = 1000
-"""Number of steps whose time is printed if the length of the run is unknown."""
-
-MIN_STEPS: Final = 16
-"""Minimum number of steps for a forecast that gives a recommendation or stops the run."""
-
-MIN_SECONDS: Final = 3.0
-"""Minimum time in seconds that the steps of such a forecast must span."""
+FORWARD_SHARE: Final = 0.333333333333  # Share of the forward pass in the time of a training batch
+STALL_SHARE: Final = 0.1  # The loader workers count as too slow if the wait exceeds this share of the batch time
+MIN_WAITS: Final = 16  # Minimum number of waits before the loader can be called the bottleneck
+PRINTED_STEPS: Final = 1000  # Number of steps whose time is printed if the length of the run is unknown
+MIN_STEPS: Final = 16  # Minimum number of steps for a forecast that gives a recommendation or stops the run
+MIN_SECONDS: Final = 3.0  # Minimum time in seconds that the steps of such a forecast must span
 
 SECONDS_ENOUGH: Final = 30.0
 """Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
@@ -54,44 +43,30 @@ SHARE_ENOUGH: Final = 0.5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInputs:
-    """Facts about a run at one moment, as a trainer reports them.
+    """Facts about a run at one moment, as a trainer reports them."""
 
-    Attributes:
-        position: Progress and limits of the fit.
-        workers: Number of loader workers; None if unknown.
-        has_workers: Whether workers load the training batches.
-        validation_batches: Number of batches of the final validation; 0 without a final validation.
-        time_limit_seconds: Seconds until a time limit ends the run; None without a time limit.
-    """
-
-    position: Position
+    position: Position  # Progress and limits of the fit
     checkpoint_schedules: Sequence[CheckpointSchedule] = ()
-    workers: int | None = None
-    has_workers: bool = False
+    workers: int | None = None  # Number of loader workers; None if unknown
+    has_workers: bool = False  # Whether workers load the training batches
     validation_has_workers: bool = False
     starts_workers: bool = False
-    validation_batches: int = 0
-    time_limit_seconds: float | None = None
+    validation_batches: int = 0  # Number of batches of the final validation; 0 without a final validation
+    time_limit_seconds: float | None = None  # Seconds until a time limit ends the run; None without a time limit
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
-    """Seconds of a batch on the machine in use.
+    """Seconds of a batch on the machine in use."""
 
-    Attributes:
-        step: Seconds from the start of a batch to its end. An optimizer update counts in proportion.
-        wait: Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks.
-        later_wait: Seconds from the end of a batch to the start of the next, in epochs that have not begun.
-        values: Number of measured batches on which `step` is based.
-        waits: Number of measured waits on which `wait` is based.
-    """
-
-    step: Interval[float]
+    step: Interval[float]  # Seconds from the start of a batch to its end. An optimizer update counts in proportion.
+    # Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks
     wait: Interval[float]
+    # Seconds from the end of a batch to the start of the next, in epochs that have not begun
     later_wait: Interval[float]
-    values: int
-    waits: int
+    values: int  # Number of measured batches on which `step` is based
+    waits: int  # Number of measured waits on which `wait` is based
 
     @property
     def step_seconds(self) -> float:
@@ -107,47 +82,29 @@ class BatchTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
-    """Times of a run so far on the machine in use, from which the rest is forecast.
+    """Times of a run so far on the machine in use, from which the rest is forecast."""
 
-    Attributes:
-        batch: Times of a full-size training batch; None before a step was timed.
-        validation: Times of validation; None before a validation or a sanity check.
-        pause: Seconds between two epochs.
-        closing: Seconds from the end of the last epoch to the end of training.
-        checkpoint_seconds: Seconds of a checkpoint file; None before a file was timed.
-        memory: Sizes of a checkpoint's contents.
-    """
-
-    batch: BatchTimes | None = None
-    validation: ValidationTimes | None = None
-    pause: Interval[float] = NOTHING
-    closing: Interval[float] = NOTHING
-    checkpoint_seconds: float | None = None
-    memory: Memory = field(default_factory=Memory)
+    batch: BatchTimes | None = None  # Times of a full-size training batch; None before a step was timed
+    validation: ValidationTimes | None = None  # Times of validation; None before a validation or a sanity check
+    pause: Interval[float] = NOTHING  # Seconds between two epochs
+    closing: Interval[float] = NOTHING  # Seconds from the end of the last epoch to the end of training
+    checkpoint_seconds: float | None = None  # Seconds of a checkpoint file; None before a file was timed
+    memory: Memory = field(default_factory=Memory)  # Sizes of a checkpoint's contents
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOfRun:
-    """The rest of a run: its counts, and its times on the machine in use.
+    """The rest of a run: its counts, and its times on the machine in use."""
 
-    Attributes:
-        counts: Remaining batches, accumulation windows and validation.
-        workload: Remaining work, for predictions on any GPU.
-        batch_times: Times of a batch on the machine in use; None before a step was timed.
-        run: Times of the rest of the run on the machine in use; None before a step was timed.
-        forecast: Total remaining seconds; None for a run without an end.
-        end_seconds: Duration of the final validation, which runs after a stop.
-        step: Seconds from the start of a step to the start of the next; None before a step was timed.
-    """
-
-    counts: RemainingCounts
-    workload: Workload
-    batch_times: BatchTimes | None
-    run: Run | None
-    forecast: Interval[float] | None
-    end_seconds: float = 0.0
+    counts: RemainingCounts  # Remaining batches, accumulation windows and validation
+    workload: Workload  # Remaining work, for predictions on any GPU
+    batch_times: BatchTimes | None  # Times of a batch on the machine in use; None before a step was timed
+    run: Run | None  # Times of the rest of the run on the machine in use; None before a step was timed
+    forecast: Interval[float] | None  # Total remaining seconds; None for a run without an end
+    end_seconds: float = 0.0  # Duration of the final validation, which runs after a stop
     steps: int = 0
+    # Seconds from the start of a step to the start of the next; None before a step was timed
     step: Interval[float] | None = None
 
     @property

@@ -31,14 +31,9 @@ from lightning_predict.base.files import write_atomically
 from lightning_predict.observe.meters import Use
 
 LEDGER_STEM: Final = "lightning_predict_budget"
-LEDGER_NAME: Final = f"{LEDGER_STEM}.json"
-"""File name of the first run in a folder."""
-
-_RUN: Final = re.compile(r"\w[\w-]{0,63}")
-"""Pattern of the name of a run, which is a part of file names."""
-
-LEDGER_SECONDS: Final = 60.0
-"""Seconds between two saves, which is also the maximum loss."""
+LEDGER_NAME: Final = f"{LEDGER_STEM}.json"  # File name of the first run in a folder
+_RUN: Final = re.compile(r"\w[\w-]{0,63}")  # Pattern of the name of a run, which is a part of file names
+LEDGER_SECONDS: Final = 60.0  # Seconds between two saves, which is also the maximum loss
 
 _RESTARTS: Final = {"SLURM_JOB_ID": "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID": "TORCHELASTIC_RESTART_COUNT"}
 """Environment variables with the ID of a job, and with the number of its restarts.
@@ -80,29 +75,19 @@ def start_of(process: int) -> str:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLedger:
-    """Contents of the ledger file.
-
-    Attributes:
-        use: What the run has used over all its fits.
-        date: Time at which the file was written (ISO 8601).
-        jobs: Jobs that trained the run, with their restarts.
-        command: Hash of the run's command line.
-        process: Host name and ID of the run's process.
-        ended: Whether the last fit ended without an error.
-        saved_seconds: Used seconds in the budget's own checkpoint; None without a checkpoint.
-        owner: Random name of the fit that writes the file, in one process.
-        started: Start of the process, which tells it from a later process with the same ID; empty if unknown.
-    """
+    """Contents of the ledger file."""
 
     run: str
-    use: Use
-    date: str
-    jobs: Mapping[str, int] = field(default_factory=jobs_in_use)
-    command: str = field(default_factory=command_in_use)
+    use: Use  # What the run has used over all its fits
+    date: str  # Time at which the file was written (ISO 8601)
+    jobs: Mapping[str, int] = field(default_factory=jobs_in_use)  # Jobs that trained the run, with their restarts
+    command: str = field(default_factory=command_in_use)  # Hash of the run's command line
+    # Host name and ID of the run's process
     process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
-    ended: bool = False
-    saved_seconds: float | None = None
-    owner: str = ""
+    ended: bool = False  # Whether the last fit ended without an error
+    saved_seconds: float | None = None  # Used seconds in the budget's own checkpoint; None without a checkpoint
+    owner: str = ""  # Random name of the fit that writes the file, in one process
+    # Start of the process, which tells it from a later process with the same ID; empty if unknown
     started: str = field(default_factory=lambda: start_of(os.getpid()))
 
     @property

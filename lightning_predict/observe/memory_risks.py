@@ -40,39 +40,27 @@ MAX_LENGTHS: Final = 10_000_000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """Facts about the rest of a run that determine its memory need.
+    """Facts about the rest of a run that determine its memory need."""
 
-    Attributes:
-        state_bytes: Size of the state that optimizers will create in their first update.
-        validation: Recorded validation batch; None if no validation batch was recorded.
-        validation_samples: Samples of the largest validation batch; None if unknown or without validation.
-        length: Length of the recorded sequences; None if unknown or without sequences.
-        longest: Length of the loader's longest sequence; None if unknown or without sequences.
-    """
-
-    state_bytes: int = 0
-    validation: Trace | None = None
+    state_bytes: int = 0  # Size of the state that optimizers will create in their first update
+    validation: Trace | None = None  # Recorded validation batch; None if no validation batch was recorded
+    # Samples of the largest validation batch; None if unknown or without validation
     validation_samples: int | None = None
-    length: int | None = None
-    longest: int | None = None
+    length: int | None = None  # Length of the recorded sequences; None if unknown or without sequences
+    longest: int | None = None  # Length of the loader's longest sequence; None if unknown or without sequences
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRisk:
-    """Later part of the run that may not fit in the GPU's memory.
+    """Later part of the run that may not fit in the GPU's memory."""
 
-    Attributes:
-        kind: Part of the run: first optimizer update, validation batch or longest sequence.
-        subject: Description of the part, as the subject of the message.
-        is_bound: Whether `need` is an upper bound, not an expected value.
-    """
-
+    # Part of the run: first optimizer update, validation batch or longest sequence
     kind: Literal["optimizer", "validation", "sequence"]
     gpu: str
-    subject: str
+    subject: str  # Description of the part, as the subject of the message
     need: MemoryNeed
-    is_bound: bool
+    is_bound: bool  # Whether `need` is an upper bound, not an expected value
     remedy: str
 
     @property

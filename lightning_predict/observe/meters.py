@@ -77,17 +77,12 @@ class BudgetArguments(TypedDict, total=False):
 @final
 @dataclass(frozen=True, slots=True)
 class RentedMachine:
-    """Machines on which a fit runs.
+    """Machines on which a fit runs."""
 
-    Attributes:
-        device: Catalogue name of the GPU; the device type if the catalogue lacks the device.
-        gpu: Catalogue name of the GPU; None without a known GPU.
-    """
-
-    device: str
+    device: str  # Catalogue name of the GPU; the device type if the catalogue lacks the device
     world_size: int = 1
     num_nodes: int = 1
-    gpu: str | None = None
+    gpu: str | None = None  # Catalogue name of the GPU; None without a known GPU
 
     @staticmethod
     def of(device: torch.device, *, world_size: int = 1, num_nodes: int = 1) -> RentedMachine:
@@ -102,55 +97,36 @@ class RentedMachine:
 @final
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Amount of a quantity that a fit uses up per hour, with its source.
+    """Amount of a quantity that a fit uses up per hour, with its source."""
 
-    Attributes:
-        per_hour: Amount per hour on all machines; None if unknown.
-        source: Rate and source as text; None without a source.
-        warning: Warning for the user about the rate; None without a warning.
-    """
-
-    per_hour: float | None
-    source: str | None = None
-    warning: str | None = None
+    per_hour: float | None  # Amount per hour on all machines; None if unknown
+    source: str | None = None  # Rate and source as text; None without a source
+    warning: str | None = None  # Warning for the user about the rate; None without a warning
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A quantity that a run uses up in proportion to time.
+    """A quantity that a run uses up in proportion to time."""
 
-    Attributes:
-        words: Formats an amount as text.
-        rate: Returns the rate on these machines.
-        spent: Returns the amount that is used before training, from the amount per hour.
-        parse: Converts the argument to an amount.
-    """
-
-    words: Callable[[float], str]
-    rate: Callable[[Terms, RentedMachine], Rate]
+    words: Callable[[float], str]  # Formats an amount as text
+    rate: Callable[[Terms, RentedMachine], Rate]  # Returns the rate on these machines
+    # Returns the amount that is used before training, from the amount per hour
     spent: Callable[[Terms, float], float] = lambda terms, per_hour: 0.0  # noqa: ARG005
+    # Converts the argument to an amount
     parse: Callable[[str, object], float] = lambda name, amount: amount_of(name, amount)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """A quantity that a fit uses up, with its limit.
+    """A quantity that a fit uses up, with its limit."""
 
-    Attributes:
-        name: Name of the quantity, which is the argument that sets the limit.
-        limit: Allowed amount.
-        rate: Amount that one second of the fit uses up.
-        words: Formats an amount as text.
-        before: Amount that was used before this fit.
-    """
-
-    name: str
-    limit: float
-    rate: float
-    words: Callable[[float], str]
-    before: float = 0.0
+    name: str  # Name of the quantity, which is the argument that sets the limit
+    limit: float  # Allowed amount
+    rate: float  # Amount that one second of the fit uses up
+    words: Callable[[float], str]  # Formats an amount as text
+    before: float = 0.0  # Amount that was used before this fit
 
     def used(self, elapsed_seconds: float) -> float:
         """Return the amount used after this many seconds of the fit."""
@@ -228,15 +204,11 @@ def _saved_amount(values: Mapping[str, Any], name: str) -> float:
 
 @final
 class Ledger:
-    """What a run has used, over all its fits and in the current fit.
-
-    Attributes:
-        before: Use of the fits that have ended.
-        rates: Amount of each quantity that a second of the current fit uses up, if known.
-    """
+    """What a run has used, over all its fits and in the current fit."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.before = Use()
+        self.before = Use()  # Use of the fits that have ended
+        # Amount of each quantity that a second of the current fit uses up, if known
         self.rates: Mapping[str, float] = {}
         self.clock = clock
         self._start: float | None = None
@@ -287,26 +259,16 @@ class Allowance:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Limits of a budget, and what their rates depend on.
-
-    Attributes:
-        deadline: Deadline, a time with a time zone; None without a deadline.
-        usd_per_hour: The user's own price of all machines of the run; None uses an offer.
-        offer: Offer that the user named; None uses the listed offers of the GPU.
-        grid: Electric grid that feeds the machines; None if not given.
-        watts: Power of all machines; None uses the power limits of the GPUs.
-        pue: Power usage effectiveness of the data centre.
-        charges: Costs other than training time.
-    """
+    """Limits of a budget, and what their rates depend on."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
-    deadline: datetime | None = None
-    usd_per_hour: float | None = None
-    offer: Offer | None = None
-    grid: PowerGrid | None = None
-    watts: float | None = None
-    pue: float = 1.0
-    charges: Charges = field(default_factory=Charges)
+    deadline: datetime | None = None  # Deadline, a time with a time zone; None without a deadline
+    usd_per_hour: float | None = None  # The user's own price of all machines of the run; None uses an offer
+    offer: Offer | None = None  # Offer that the user named; None uses the listed offers of the GPU
+    grid: PowerGrid | None = None  # Electric grid that feeds the machines; None if not given
+    watts: float | None = None  # Power of all machines; None uses the power limits of the GPUs
+    pue: float = 1.0  # Power usage effectiveness of the data centre
+    charges: Charges = field(default_factory=Charges)  # Costs other than training time
 
     @staticmethod
     def checked(

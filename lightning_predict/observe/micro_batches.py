@@ -19,8 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, final
 
-MAX_RECORDED: Final = 256
-"""Maximum number of recorded batches of a step of unknown length."""
+MAX_RECORDED: Final = 256  # Maximum number of recorded batches of a step of unknown length
 
 MAX_UNEXPECTED: Final = 16
 """Maximum number of recorded batches after the expected last one, which follow if the training stops to step."""
@@ -29,13 +28,9 @@ MAX_UNEXPECTED: Final = 16
 @final
 @dataclass(slots=True)
 class MicroBatches:
-    """Batches of an optimizer step that is recorded.
+    """Batches of an optimizer step that is recorded."""
 
-    Attributes:
-        expected: Expected number of batches; None records every batch.
-    """
-
-    expected: int | None = None
+    expected: int | None = None  # Expected number of batches; None records every batch
     _shapes: list[object] = field(default_factory=list)
     _nodes: list[int] = field(default_factory=list)
     _recorded: list[int] = field(default_factory=list)

@@ -24,8 +24,7 @@ from typing import Final, final
 UNSEEN_STEPS_PATIENCE: Final = 16
 """Number of batches without a counted optimizer step after which each batch counts as one window."""
 
-MAX_NODE_COUNTS: Final = 4
-"""Maximum number of different autograd graph sizes for one set of updates."""
+MAX_NODE_COUNTS: Final = 4  # Maximum number of different autograd graph sizes for one set of updates
 
 
 MAX_LOADER_SECONDS: Final = 1024
@@ -35,16 +34,11 @@ MAX_LOADER_SECONDS: Final = 1024
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSize:
-    """Observed size of the accumulation windows, if the Trainer's settings do not state it.
+    """Observed size of the accumulation windows, if the Trainer's settings do not state it."""
 
-    Attributes:
-        batches_per_window: Batches per window, observed under manual optimization. If None, the Trainer's
-            `accumulate_grad_batches` applies.
-        steps_per_window: Optimizer steps per window, as counted by `trainer.global_step`.
-    """
-
+    # Batches per window, observed under manual optimization. If None, the Trainer's `accumulate_grad_batches` applies.
     batches_per_window: int | None = None
-    steps_per_window: float = 1.0
+    steps_per_window: float = 1.0  # Optimizer steps per window, as counted by `trainer.global_step`
 
 
 @final
@@ -118,21 +112,14 @@ class StepCounter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """Measured accumulation window: an optimizer step with its batches.
+    """Measured accumulation window: an optimizer step with its batches."""
 
-    Attributes:
-        seconds: Sum of the batch times from start to end, without waits for the loader.
-        loader_seconds: Observed waits for the loader before the batches.
-        optimizer_steps: Number of optimizer updates, as counted by `trainer.global_step`.
-        samples: Number of samples; None if the batch size could not be read.
-        host_seconds: Sum of the batches' CPU times, without waits for the device; None if not measured.
-    """
-
-    seconds: float
-    loader_seconds: tuple[float, ...]
+    seconds: float  # Sum of the batch times from start to end, without waits for the loader
+    loader_seconds: tuple[float, ...]  # Observed waits for the loader before the batches
     batches: int
-    optimizer_steps: int
-    samples: int | None = None
+    optimizer_steps: int  # Number of optimizer updates, as counted by `trainer.global_step`
+    samples: int | None = None  # Number of samples; None if the batch size could not be read
+    # Sum of the batches' CPU times, without waits for the device; None if not measured
     host_seconds: float | None = None
 
 
@@ -201,16 +188,11 @@ class StepTimer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """Kind of an accumulation window, which can be recognized without recording the window.
-
-    Attributes:
-        optimizers: Indices of the optimizers that updated parameters in the window.
-        nodes: Number of autograd nodes; None if the number varies with the data.
-    """
+    """Kind of an accumulation window, which can be recognized without recording the window."""
 
     batches: int
-    optimizers: frozenset[int] = frozenset()
-    nodes: int | None = None
+    optimizers: frozenset[int] = frozenset()  # Indices of the optimizers that updated parameters in the window
+    nodes: int | None = None  # Number of autograd nodes; None if the number varies with the data
 
 
 def merge_varying_kinds(windows: Iterable[StepKind | None]) -> list[StepKind | None]:

@@ -29,34 +29,23 @@ MIN_BATCHES: Final = 20
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected time and price of the rest of the run on the machine in use.
+    """Expected time and price of the rest of the run on the machine in use."""
 
-    Attributes:
-        gpu: Catalogue name of the machine's GPU; None without a GPU.
-        fingerprint: Fingerprint of the step's operations.
-        samples: Number of samples per step.
-        batch_seconds: Time of a training batch, including the wait for the loader.
-        batches: Number of remaining training batches; None if unknown.
-        total_seconds: Time of the rest of the run, computed from the measured steps; None if its length is unknown, or
-            if a time limit ends it.
-        shown: Time of the rest of the run that was shown to the user. The history of earlier runs may have corrected
-            this time. None if `total_seconds` is None.
-        usd_per_hour: Price in dollars per hour; None if unknown.
-        offer: Source and date of the price.
-        model: Fingerprint of the model, independent of the batch size; None if unknown.
-    """
-
-    gpu: str | None
-    fingerprint: str
-    samples: int | None
+    gpu: str | None  # Catalogue name of the machine's GPU; None without a GPU
+    fingerprint: str  # Fingerprint of the step's operations
+    samples: int | None  # Number of samples per step
     step_seconds: float
-    batch_seconds: float
-    batches: int | None
+    batch_seconds: float  # Time of a training batch, including the wait for the loader
+    batches: int | None  # Number of remaining training batches; None if unknown
+    # Time of the rest of the run, computed from the measured steps; None if its length is unknown, or if a time limit
+    # ends it
     total_seconds: float | None
+    # Time of the rest of the run that was shown to the user. The history of earlier runs may have corrected this time.
+    # None if `total_seconds` is None.
     shown: Interval[float] | None = None
-    usd_per_hour: float | None = None
-    offer: str | None = None
-    model: str | None = None
+    usd_per_hour: float | None = None  # Price in dollars per hour; None if unknown
+    offer: str | None = None  # Source and date of the price
+    model: str | None = None  # Fingerprint of the model, independent of the batch size; None if unknown
     num_gpus: int = 1
 
 
@@ -105,19 +94,13 @@ def expected_outcome(trace: Trace, rest: RestOfRun, predictions: Predictions, *,
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Comparison of the predicted and the actual time.
-
-    Attributes:
-        batches: Number of training batches since the prediction.
-        actual_seconds: Actual time of the batches since the prediction, and of everything between these batches.
-        predicted: Predicted time of these batches that was shown to the user.
-        measured_seconds: Time of these batches, computed only from the measured steps. The history stores this time.
-    """
+    """Comparison of the predicted and the actual time."""
 
     expected: Expected
-    batches: int
-    actual_seconds: float
-    predicted: Interval[float]
+    batches: int  # Number of training batches since the prediction
+    actual_seconds: float  # Actual time of the batches since the prediction, and of everything between these batches
+    predicted: Interval[float]  # Predicted time of these batches that was shown to the user
+    # Time of these batches, computed only from the measured steps. The history stores this time.
     measured_seconds: float
 
     @property

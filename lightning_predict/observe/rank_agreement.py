@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS: Final = 60.0
 """Maximum seconds to wait for all ranks, and then for the decision. A shorter timeout of collectives reduces both."""
 
-TIMEOUT_SHARE: Final = 1 / 3
-"""Share of the process group's timeout for which a joint decision may wait."""
+TIMEOUT_SHARE: Final = 1 / 3  # Share of the process group's timeout for which a joint decision may wait
 
 SHORTEST_POLL_SECONDS: Final = 2e-4
 LONGEST_POLL_SECONDS: Final = 0.05

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 EXTRA_WARMUP_WINDOWS: Final = 5
 """Maximum number of windows by which a warm-up is extended if times do not become steady."""
 
-SETTLED_TO_RECORD: Final = 0.5
-"""Maximum relative difference between early and later windows at which recording starts."""
+SETTLED_TO_RECORD: Final = 0.5  # Maximum relative difference between early and later windows at which recording starts
 
 WATCHED_BATCHES: Final = 64
 """Number of batches at the start of training in which the recorder looks for new kinds of windows."""
@@ -87,11 +86,8 @@ def next_action(
     return "record" if is_settled or timed >= warmup_steps + EXTRA_WARMUP_WINDOWS else "time"
 
 
-TIMED_VALIDATION_BATCHES: Final = 5
-"""Maximum number of timed validation batches, because timing waits for the device."""
-
-MAX_REJECTED_WINDOWS: Final = 4
-"""Maximum number of discarded recordings."""
+TIMED_VALIDATION_BATCHES: Final = 5  # Maximum number of timed validation batches, because timing waits for the device
+MAX_REJECTED_WINDOWS: Final = 4  # Maximum number of discarded recordings
 
 
 _UNLIKE: Final = (
@@ -127,18 +123,12 @@ class Recorded:
 
 @final
 class StepLog:
-    """All accumulation windows so far, and the kinds that were derived from the windows.
-
-    Attributes:
-        windows: Kind of each window; None for windows that are ignored.
-        timed: Windows that were timed without recording, with their indices.
-        empty: Number of windows without any computation.
-    """
+    """All accumulation windows so far, and the kinds that were derived from the windows."""
 
     def __init__(self) -> None:
-        self.windows: list[StepKind | None] = []
-        self.empty = 0
-        self.timed: list[tuple[int, TimedStep]] = []
+        self.windows: list[StepKind | None] = []  # Kind of each window; None for windows that are ignored
+        self.empty = 0  # Number of windows without any computation
+        self.timed: list[tuple[int, TimedStep]] = []  # Windows that were timed without recording, with their indices
         self.recorded: list[Recorded] = []
         self._kinds: list[StepKind | None] = []
         self._nothing: set[StepKind] = set()
@@ -265,20 +255,15 @@ class StepLog:
 
 @dataclass(slots=True, kw_only=True)
 class _CurrentWindow:
-    """State of the window that is in progress.
-
-    Attributes:
-        is_short: Whether the window is the shorter window at the end of an epoch.
-        due: Indices of the optimizers that were to update parameters so far.
-    """
+    """State of the window that is in progress."""
 
     action: WindowAction = "skip"
-    is_short: bool = False
+    is_short: bool = False  # Whether the window is the shorter window at the end of an epoch
     is_last: bool = False
     compilations: int = 0
     batches: MicroBatches = field(default_factory=MicroBatches)
     nodes: int = 0
-    due: set[int] = field(default_factory=set)
+    due: set[int] = field(default_factory=set)  # Indices of the optimizers that were to update parameters so far
 
 
 @final

@@ -31,56 +31,36 @@ HookMoment = Literal["batch end", "validation end", "batch start"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Schedule and length of validation runs.
+    """Schedule and length of validation runs."""
 
-    Attributes:
-        batches: Batches per validation run; None if unknown.
-        every_batches: Training batches between two validation runs within an epoch, or over the whole fit if
-            `every_epochs` is None. `math.inf` stands for the end of an epoch of unknown length. None if validation is
-            scheduled by time.
-        every_epochs: Number of epochs between two epochs with validation; None if the schedule ignores epochs.
-        is_due: Whether a validation run that is scheduled after the last finished batch has not run yet.
-    """
-
-    batches: int | None
+    batches: int | None  # Batches per validation run; None if unknown
+    # Training batches between two validation runs within an epoch, or over the whole fit if `every_epochs` is None.
+    # `math.inf` stands for the end of an epoch of unknown length. None if validation is scheduled by time.
     every_batches: float | None
+    # Number of epochs between two epochs with validation; None if the schedule ignores epochs
     every_epochs: int | None = 1
-    is_due: bool = True
+    is_due: bool = True  # Whether a validation run that is scheduled after the last finished batch has not run yet
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Progress of a fit, and its limits.
+    """Progress of a fit, and its limits."""
 
-    Attributes:
-        epoch: Number of the current epoch, counted from 0.
-        batches_done: Number of batches trained in the current epoch.
-        batches_per_epoch: Number of batches per epoch; None if the loader has no length.
-        max_epochs: Maximum number of epochs; None without a limit.
-        optimizer_steps_done: Number of optimizer steps, as counted by `trainer.global_step`.
-        max_steps: Maximum number of optimizer steps; None without a limit.
-        accumulation: Batches per window, by the first epoch to which the value applies; always with an entry for epoch
-            0.
-        steps_per_window: Number of optimizer steps per window.
-        validation: Schedule of validation; None without validation.
-        last_batch_share: Samples of the last batch of an epoch, relative to the other batches.
-        moment: Current hook between two batches. Validation and checkpoints of the last batch may still follow.
-        may_end_earlier: Whether early stopping or a time limit is set.
-    """
-
-    epoch: int
-    batches_done: int
-    batches_per_epoch: int | None
-    max_epochs: int | None = None
-    optimizer_steps_done: int = 0
-    max_steps: int | None = None
+    epoch: int  # Number of the current epoch, counted from 0
+    batches_done: int  # Number of batches trained in the current epoch
+    batches_per_epoch: int | None  # Number of batches per epoch; None if the loader has no length
+    max_epochs: int | None = None  # Maximum number of epochs; None without a limit
+    optimizer_steps_done: int = 0  # Number of optimizer steps, as counted by `trainer.global_step`
+    max_steps: int | None = None  # Maximum number of optimizer steps; None without a limit
+    # Batches per window, by the first epoch to which the value applies; always with an entry for epoch 0
     accumulation: Mapping[int, int]
-    steps_per_window: float = 1.0
-    validation: Validation | None = None
-    last_batch_share: float = 1.0
+    steps_per_window: float = 1.0  # Number of optimizer steps per window
+    validation: Validation | None = None  # Schedule of validation; None without validation
+    last_batch_share: float = 1.0  # Samples of the last batch of an epoch, relative to the other batches
+    # Current hook between two batches. Validation and checkpoints of the last batch may still follow.
     moment: HookMoment = "batch end"
-    may_end_earlier: bool = False
+    may_end_earlier: bool = False  # Whether early stopping or a time limit is set
 
     @property
     def batches_per_window(self) -> int:
@@ -101,25 +81,17 @@ class Position:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingCounts:
-    """Remaining numbers of a fit; None if unknown.
-
-    Attributes:
-        windows: Number of accumulation windows, including short ones at the ends of epochs.
-        full_windows: Number of windows of full length with full-size batches.
-        uneven_batches: Number of smaller batches (last batches of epochs) among `batches`.
-        validation_runs: Number of validation runs that contain these validation batches.
-        at_most: Whether the run may end earlier.
-    """
+    """Remaining numbers of a fit; None if unknown."""
 
     batches: int | None
-    windows: int | None
-    full_windows: int | None
-    uneven_batches: int = 0
+    windows: int | None  # Number of accumulation windows, including short ones at the ends of epochs
+    full_windows: int | None  # Number of windows of full length with full-size batches
+    uneven_batches: int = 0  # Number of smaller batches (last batches of epochs) among `batches`
     windows_per_epoch: int | None
     validation_batches: int | None
-    validation_runs: int | None = 0
+    validation_runs: int | None = 0  # Number of validation runs that contain these validation batches
     epochs: int | None = 0
-    at_most: bool
+    at_most: bool  # Whether the run may end earlier
 
 
 def remaining(position: Position) -> RemainingCounts:
@@ -270,21 +242,13 @@ WRITING_BYTES_PER_SECOND: Final = 500_000_000.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSchedule:
-    """Schedule of a ModelCheckpoint callback.
+    """Schedule of a ModelCheckpoint callback."""
 
-    Attributes:
-        every_steps: Optimizer steps between two checkpoints; 0 if the schedule ignores steps.
-        every_epochs: Epochs between two checkpoints; 0 if the schedule ignores epochs.
-        at_validation: Whether checkpoints are written after validation instead of at the end of an epoch.
-        by_time: Whether checkpoints are written after a time interval.
-        files: Maximum number of files per checkpoint.
-    """
-
-    every_steps: int = 0
-    every_epochs: int = 0
-    at_validation: bool = False
-    by_time: bool = False
-    files: int = 1
+    every_steps: int = 0  # Optimizer steps between two checkpoints; 0 if the schedule ignores steps
+    every_epochs: int = 0  # Epochs between two checkpoints; 0 if the schedule ignores epochs
+    at_validation: bool = False  # Whether checkpoints are written after validation instead of at the end of an epoch
+    by_time: bool = False  # Whether checkpoints are written after a time interval
+    files: int = 1  # Maximum number of files per checkpoint
 
 
 def files_left(savings: Sequence[CheckpointSchedule], position: Position) -> int | None:
@@ -348,14 +312,10 @@ def _validations_left(saving: CheckpointSchedule, position: Position, now: int, 
 
 @final
 class CheckpointTimer:
-    """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind.
-
-    Attributes:
-        is_pending: Whether a checkpoint's state was collected, and no hook was called since.
-    """
+    """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind."""
 
     def __init__(self) -> None:
-        self.is_pending = False
+        self.is_pending = False  # Whether a checkpoint's state was collected, and no hook was called since
         self._start: float | None = None
         self._caller: object = None
         self._files = 0

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     import torch
 
 
-WARM_WAITS: Final = 32
-"""Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
+WARM_WAITS: Final = 32  # Number of waits in later epochs after which the first epoch no longer adds uncertainty
 
 MIN_WAITS_PER_WORKER: Final = 2
 """Number of waits per worker up to which a later wait may still be as long as the first one."""
@@ -59,41 +58,29 @@ class RunObserver:
     Args:
         clock: Returns seconds of a monotonic clock.
         is_asynchronous: Whether the host finishes a batch before the device does.
-
-    Attributes:
-        batches_per_epoch: Number of batches of the last complete epoch; None before an epoch was complete.
-        windows: Counter of the finished training batches and optimizer steps.
-        validation: Timer of validation runs, which also gets their batch events.
-        memory: Sizes of a checkpoint's contents; None before a step was recorded.
-        buffered: Number of batches that the loader's workers have loaded at the end of a pause.
-        began: Start time of the first batch; None before the first batch.
-        device: Cycles of a host that runs ahead of its device; not used on a CPU.
-        latest: The last forecast of the rest of the run; None before.
-        batch_start: Time at which the current batch began; None between batches.
-        ended: Time at which the last batch ended; 0 before.
-        is_milestone: Whether the current batch is the first after the first validation, or after the number of epochs
-            has doubled.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
+        # Number of batches of the last complete epoch; None before an epoch was complete
         self.batches_per_epoch: int | None = None
-        self.windows = StepCounter()
+        self.windows = StepCounter()  # Counter of the finished training batches and optimizer steps
         self.checkpoints = CheckpointTimer()
-        self.memory: Memory | None = None
-        self.buffered = 0
-        self.began: float | None = None
-        self.device = DevicePace()
-        self.latest: TimedForecast | None = None
+        self.memory: Memory | None = None  # Sizes of a checkpoint's contents; None before a step was recorded
+        self.buffered = 0  # Number of batches that the loader's workers have loaded at the end of a pause
+        self.began: float | None = None  # Start time of the first batch; None before the first batch
+        self.device = DevicePace()  # Cycles of a host that runs ahead of its device; not used on a CPU
+        self.latest: TimedForecast | None = None  # The last forecast of the rest of the run; None before
         self.has_begun = False
         self._clock = clock
         self._is_asynchronous = is_asynchronous
-        self.batch_start: float | None = None
+        self.batch_start: float | None = None  # Time at which the current batch began; None between batches
+        # Whether the current batch is the first after the first validation, or after the number of epochs has doubled
         self.is_milestone = False
         self._has_first_validation = False
         # The gap before the next batch: its start, whether it is more than a wait, and whether an epoch begins in it.
         self._gap: float | None = None
         self._is_pause = self._is_new_epoch = False
-        self.ended = 0.0
+        self.ended = 0.0  # Time at which the last batch ended; 0 before
         self._is_recorded = False
         self._first_waits: int | None = None
         self._epochs = 0
@@ -103,7 +90,7 @@ class RunObserver:
         self._pauses, self._closings = TimingSamples(), TimingSamples()
         self._last_step = 0.0
         self._first_pause: float | None = None
-        self.validation = ValidationTimer(clock)
+        self.validation = ValidationTimer(clock)  # Timer of validation runs, which also gets their batch events
 
     @property
     def batches(self) -> int:

@@ -77,23 +77,17 @@ SECONDS_WORTH_A_LINE: Final = 10.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """What a user asks of a session.
-
-    Attributes:
-        assumptions: Assumptions of the user. Strategy and history are added for each prediction.
-        batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
-        reads_history: Whether earlier runs of the same model correct predictions.
-        strategy: How several GPUs share the work; None for the strategy of the loop.
-        deadline_hours: Maximum hours of the run, which the ranking respects; None for no limit.
-    """
+    """What a user asks of a session."""
 
     layouts: tuple[Layout, ...]
+    # Assumptions of the user. Strategy and history are added for each prediction.
     assumptions: Assumptions = field(default_factory=Assumptions)
+    # Number of batches per epoch, for a loader without a length; None if not given
     batches_per_epoch: int | None = None
-    reads_history: bool = True
+    reads_history: bool = True  # Whether earlier runs of the same model correct predictions
     writes_history: bool = False
-    strategy: Strategy | None = None
-    deadline_hours: float | None = None
+    strategy: Strategy | None = None  # How several GPUs share the work; None for the strategy of the loop
+    deadline_hours: float | None = None  # Maximum hours of the run, which the ranking respects; None for no limit
 
 
 @dataclass(slots=True)
@@ -249,19 +243,14 @@ class Loop:
 
 @final
 class RunSession:
-    """A run that is watched.
-
-    Attributes:
-        predicted_gains: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
-        rest: Rest of the run at the last prediction; None before.
-        batches_at_end: Number of batches of the observer at the end of the run; `math.inf` if unknown.
-    """
+    """A run that is watched."""
 
     def __init__(self, loop: Loop, request: PredictionRequest, observer: RunObserver, results: RunResults) -> None:
         self.loop, self.request, self.observer, self.results = loop, request, observer, results
+        # Gain that the advice predicts for each suggested change, by name, as (low, middle, high)
         self.predicted_gains: dict[str, tuple[float, float, float]] = {}
-        self.rest: RestOfRun | None = None
-        self.batches_at_end = math.inf
+        self.rest: RestOfRun | None = None  # Rest of the run at the last prediction; None before
+        self.batches_at_end = math.inf  # Number of batches of the observer at the end of the run; `math.inf` if unknown
         self.usd_per_hour: float | None = None
         self._validation: Trace | None = None
         self._outcome_timer: OutcomeTimer | None = None

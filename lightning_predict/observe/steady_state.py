@@ -36,84 +36,50 @@ from lightning_predict.base.interval import Interval
 # steps include slow transients (GPU clocks, caches, loader workers). Therefore the length of a warm-up is not a fixed
 # number of steps: values are dropped from the front as long as the two halves of the other values differ.
 
-MAX_VALUES: Final = 1024
-"""Maximum number of stored values. At this number, neighbouring values are averaged in pairs."""
-
-SLOW_RATIO: Final = 1.5
-"""Ratio to the median above which a value is slow."""
-
-KEPT_SHARE: Final = 0.25
-"""Minimum share of the values that are used, even if the earlier values were slower."""
-
-MIN_KEPT: Final = 4
-"""Minimum number of values that are used."""
+MAX_VALUES: Final = 1024  # Maximum number of stored values. At this number, neighbouring values are averaged in pairs.
+SLOW_RATIO: Final = 1.5  # Ratio to the median above which a value is slow
+KEPT_SHARE: Final = 0.25  # Minimum share of the values that are used, even if the earlier values were slower
+MIN_KEPT: Final = 4  # Minimum number of values that are used
 
 AGREEMENT: Final = 1.2
 """Number of standard errors by which the first half may be slower than the second half without being a warm-up."""
 
-TOLERANCE: Final = 0.01
-"""Relative difference between the halves that is never taken for a warm-up."""
-
-FLOOR_HIGH: Final = 1.4
-"""Minimum upper half width relative to the mean, divided by sqrt(n)."""
-
-FLOOR_LOW: Final = 0.2
-"""Minimum lower half width relative to the mean, divided by sqrt(n)."""
+TOLERANCE: Final = 0.01  # Relative difference between the halves that is never taken for a warm-up
+FLOOR_HIGH: Final = 1.4  # Minimum upper half width relative to the mean, divided by sqrt(n)
+FLOOR_LOW: Final = 0.2  # Minimum lower half width relative to the mean, divided by sqrt(n)
 
 FLOOR_SETTLING: Final = 0.92
 """Additional lower half width relative to the mean, divided by n**1.2, for a warm-up that a small sample hides."""
 
-MIN_SHARE: Final = 0.25
-"""Minimum of the interval's low end, as a share of the mean."""
-
-EVENTS_SHARE: Final = 0.25
-"""Share of slow values above which slow values are a regular kind of value, not rare events."""
-
-MAX_DECREASE_RATIO: Final = 0.9
-"""Maximum ratio of successive decreases."""
-
-FURTHER_DECREASE: Final = 0.5
-"""Share of the decrease so far by which unsteady values may still decrease."""
+MIN_SHARE: Final = 0.25  # Minimum of the interval's low end, as a share of the mean
+EVENTS_SHARE: Final = 0.25  # Share of slow values above which slow values are a regular kind of value, not rare events
+MAX_DECREASE_RATIO: Final = 0.9  # Maximum ratio of successive decreases
+FURTHER_DECREASE: Final = 0.5  # Share of the decrease so far by which unsteady values may still decrease
 
 FALLS_HIDDEN: Final = 0.4
 """Share of the difference between the halves of steady values by which the values may still decrease, hidden by
 noise."""
 
-SETTLED_SHARE: Final = 0.55
-"""Minimum share of agreeing values for the values to count as steady."""
-
-SETTLED_VALUES: Final = 32
-"""Number of agreeing values that is always enough to count as steady."""
+SETTLED_SHARE: Final = 0.55  # Minimum share of agreeing values for the values to count as steady
+SETTLED_VALUES: Final = 32  # Number of agreeing values that is always enough to count as steady
 
 RISE_AGREEMENT: Final = 3.0
 """Number of standard errors by which the second half must be slower than the first half to count as a rise."""
 
-RISE_TOLERANCE: Final = 0.02
-"""Relative difference between the halves that is never taken for a rise."""
-
-RISES_ON: Final = 3.0
-"""Maximum duration of a further rise, as a multiple of the duration of the rise so far."""
-
-CHUNKS: Final = 8
-"""Number of chunks of values whose means show the variation over longer times."""
-
-
-BEST_VALUES: Final = 8
-"""Number of consecutive values whose mean counts as a pace that a run can hold."""
+RISE_TOLERANCE: Final = 0.02  # Relative difference between the halves that is never taken for a rise
+RISES_ON: Final = 3.0  # Maximum duration of a further rise, as a multiple of the duration of the rise so far
+CHUNKS: Final = 8  # Number of chunks of values whose means show the variation over longer times
+BEST_VALUES: Final = 8  # Number of consecutive values whose mean counts as a pace that a run can hold
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
-    """Estimate of a repeated time.
-
-    Attributes:
-        is_settled: Whether the used values no longer decrease, so that the warm-up is over.
-    """
+    """Estimate of a repeated time."""
 
     mean: Interval[float]
     values: int
-    is_settled: bool
+    is_settled: bool  # Whether the used values no longer decrease, so that the warm-up is over
 
 
 @final

@@ -23,17 +23,12 @@ UNSEEN_LONGER: Final = 1.5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationTimes:
-    """Times of a validation run on the machine in use, in seconds.
+    """Times of a validation run on the machine in use, in seconds."""
 
-    Attributes:
-        overhead: Time before the first batch and after the last batch: starting workers, computing metrics.
-        wait: Wait before each batch except the first.
-        batch: Time of a batch; None if no batch was timed.
-    """
-
+    # Time before the first batch and after the last batch: starting workers, computing metrics
     overhead: Interval[float]
-    wait: Interval[float]
-    batch: Interval[float] | None
+    wait: Interval[float]  # Wait before each batch except the first
+    batch: Interval[float] | None  # Time of a batch; None if no batch was timed
 
 
 @final

@@ -25,13 +25,11 @@ NO_SCORES: Final = (
 )
 """Text that replaces an empty table of scores."""
 
-ANCHORS_FILE: Final = "anchors.toml"
-"""Name of the file that `measure --quick` writes."""
+ANCHORS_FILE: Final = "anchors.toml"  # Name of the file that `measure --quick` writes
 
 STEPS: Final = {"resnet50": "ResNet-50", "gpt2": "GPT-2"}
 
-TRY_SECONDS: Final = 0.01
-"""Duration of each measurement on a CPU, which only tests the command."""
+TRY_SECONDS: Final = 0.01  # Duration of each measurement on a CPU, which only tests the command
 
 
 def measure(

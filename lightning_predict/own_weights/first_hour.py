@@ -59,8 +59,7 @@ SESSIONS: Final = 4
 STEPS: Final = 100
 """Numbers of recordings of the same step, as later ones may lose kernels, and of steps of a timed loop."""
 
-QUEUED_SECONDS: Final = 1.5
-"""Seconds of queued GPU work during which the depth of the launch queue is measured."""
+QUEUED_SECONDS: Final = 1.5  # Seconds of queued GPU work during which the depth of the launch queue is measured
 
 LONG_MATMUL_SECONDS: Final = 0.008
 """Minimum duration of a matmul in the queue, whose launch takes as long if the queue is full."""
@@ -73,8 +72,7 @@ SECONDS_OF_A_STEP: Final = 8.0
 """Seconds reserved at the end for our own whole steps, most of them for compilation, and for each of a library."""
 
 
-Facts = Mapping[str, object]
-"""Results of a part, as JSON values."""
+Facts = Mapping[str, object]  # Results of a part, as JSON values
 
 
 class Report(TypedDict):
@@ -146,8 +144,7 @@ def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]
 
 # --- Facts: does recording work?
 
-MACHINE: Final = "machine"
-"""Name of the part that every preset includes."""
+MACHINE: Final = "machine"  # Name of the part that every preset includes
 
 
 def _machine(_left: float) -> Facts:
@@ -170,8 +167,7 @@ def _cuda() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-CALLS: Final = 10_000
-"""Number of calls whose mean is the host's time of a call."""
+CALLS: Final = 10_000  # Number of calls whose mean is the host's time of a call
 
 
 def _host(_left: float) -> Facts:
@@ -191,11 +187,8 @@ def _host(_left: float) -> Facts:
     }
 
 
-WATCHED_STEPS: Final = 10
-"""Steps before the comparison: `watch` times, records and predicts during the first of them."""
-
-WATCHED_SECONDS: Final = 10.0
-"""Duration of the comparison, half of it with `watch`."""
+WATCHED_STEPS: Final = 10  # Steps before the comparison: `watch` times, records and predicts during the first of them.
+WATCHED_SECONDS: Final = 10.0  # Duration of the comparison, half of it with `watch`
 
 
 def _watching(left: float) -> Facts:

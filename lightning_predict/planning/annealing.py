@@ -22,11 +22,8 @@ from lightning_predict.planning.problem import Configuration, PlanningProblem, P
 MOST_JOBS: Final = 40
 """Most jobs of a problem to anneal. The time of one list schedule grows with the square of the number of jobs."""
 
-COOLING: Final = (0.15, 0.003)
-"""Temperature at the start, relative to the cost, and at the end, relative to the start."""
-
-CHANGES: Final = (30_000, 200_000)
-"""Most list schedules to compare, and most list schedules times jobs."""
+COOLING: Final = (0.15, 0.003)  # Temperature at the start, relative to the cost, and at the end, relative to the start
+CHANGES: Final = (30_000, 200_000)  # Most list schedules to compare, and most list schedules times jobs
 
 
 class Option(NamedTuple):

@@ -31,14 +31,9 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.reports.format import share
 
-DRAWS: Final = 200
-"""Number of draws. The standard error of a probability of 90 % is then 2 %."""
-
-SAME_MOMENT_SECONDS: Final = 1e-3
-"""Times that differ by at most this many seconds count as the same event of the plan."""
-
-Draws = npt.NDArray[np.float64]
-"""One value per draw."""
+DRAWS: Final = 200  # Number of draws. The standard error of a probability of 90 % is then 2 %.
+SAME_MOMENT_SECONDS: Final = 1e-3  # Times that differ by at most this many seconds count as the same event of the plan
+Draws = npt.NDArray[np.float64]  # One value per draw
 
 
 def time_draws(problem: PlanningProblem, since: PlanState | None) -> Mapping[str, Mapping[Configuration, Draws]]:

@@ -41,8 +41,7 @@ from lightning_predict.planning.problem import (
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.run.progress import PLACE_VARIABLE, PROGRESS_PREFIX, PlanSlot
 
-SCHEDULE: Final = "schedule.txt"
-"""Name of the file with the commands of a plan and their times."""
+SCHEDULE: Final = "schedule.txt"  # Name of the file with the commands of a plan and their times
 
 IDLE_MINUTES: Final = 15
 """Idle minutes after which a rented machine shuts down. The machine keeps running if a job ends late or the next job
@@ -62,14 +61,9 @@ INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"
 GPU_LABEL: Final = "nvidia.com/gpu.product"
 """Label with the name of a node's GPU, which NVIDIA's GPU feature discovery sets (a part of its GPU operator)."""
 
-QUEUE: Final = "lightning-predict"
-"""Kueue LocalQueue that the jobs are submitted to."""
-
-_NAME_LENGTH: Final = 40
-"""Maximum length of a dstack run name; Kubernetes allows 63 characters for a job."""
-
-Files = dict[str, str]
-"""Contents by file name."""
+QUEUE: Final = "lightning-predict"  # Kueue LocalQueue that the jobs are submitted to
+_NAME_LENGTH: Final = 40  # Maximum length of a dstack run name; Kubernetes allows 63 characters for a job
+Files = dict[str, str]  # Contents by file name
 
 
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:

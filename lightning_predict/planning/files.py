@@ -146,8 +146,7 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     return situation
 
 
-PROGRESS_IS_OLD_SECONDS: Final = 900.0
-"""A run counts as stopped if its progress file is older than this."""
+PROGRESS_IS_OLD_SECONDS: Final = 900.0  # A run counts as stopped if its progress file is older than this
 
 
 def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:

@@ -37,21 +37,15 @@ ONE_DECISION_SECONDS: Final = 1e9
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStage:
-    """Part of a job's run on one configuration.
+    """Part of a job's run on one configuration."""
 
-    Attributes:
-        configuration: Machine type and number of GPUs.
-        after: Name of the job whose end starts this stage. If None, the job starts as soon as a node is free.
-        earliest_seconds: Earliest start of this stage, the submission of another job.
-    """
-
-    configuration: Configuration
+    configuration: Configuration  # Machine type and number of GPUs
+    # Name of the job whose end starts this stage. If None, the job starts as soon as a node is free.
     after: str | None = None
-    earliest_seconds: float = 0.0
+    earliest_seconds: float = 0.0  # Earliest start of this stage, the submission of another job
 
 
-JobStages = Mapping[str, tuple[JobStage, ...]]
-"""Stages of each job by name, in the order in which waiting jobs start."""
+JobStages = Mapping[str, tuple[JobStage, ...]]  # Stages of each job by name, in the order in which waiting jobs start
 
 
 @final

@@ -52,18 +52,14 @@ from lightning_predict.planning.problem import (
     rental_usd,
 )
 
-HORIZON_GAPS: Final = 3.0
-"""Number of events after which a machine is likely to have other jobs."""
-
-TIE: Final = 1e-3
-"""Relative surcharge on waiting, so that running is preferred at equal cost."""
+HORIZON_GAPS: Final = 3.0  # Number of events after which a machine is likely to have other jobs
+TIE: Final = 1e-3  # Relative surcharge on waiting, so that running is preferred at equal cost
 
 
 MOVES_TO_COME: Final = 1.0
 """Number of further restarts that are counted with each move, because a job that moves is likely to move again."""
 
-HORIZON_RESTARTS: Final = 2.0
-"""Minimum horizon as a number of restarts."""
+HORIZON_RESTARTS: Final = 2.0  # Minimum horizon as a number of restarts
 
 
 def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
@@ -111,8 +107,7 @@ def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) ->
     }
 
 
-INTERVAL_PROBABILITY: Final = 1 - OUTSIDE
-"""Probability that a time is below the upper end of its 90 % interval."""
+INTERVAL_PROBABILITY: Final = 1 - OUTSIDE  # Probability that a time is below the upper end of its 90 % interval
 
 
 def late_factor(high_factor: float, probability: float) -> float:
@@ -238,47 +233,32 @@ Table = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """Inputs of one decision as arrays. Jobs, machines and configurations are sorted by name.
+    """Inputs of one decision as arrays. Jobs, machines and configurations are sorted by name."""
 
-    Attributes:
-        jobs: Jobs to decide about (J of them).
-        machines: Machine types (M).
-        configurations: Configurations that jobs can use (K).
-        machine_of: Machine index of each configuration, (K,).
-        size_of: Number of GPUs of the machine that each configuration uses, (K,); all of them if machines are not
-            shared.
-        cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K).
-            It is infinite if the job cannot start there, or if fewer GPUs of the same machine cost no more.
-        machine_usd: Part of the cost of starting, and of the machine's price until the next event, that counts towards
-            the budget, (J, K).
-        running: Current placement of each job, (J,); None if the job does not run.
-        stay_usd: Cost of leaving a job where it runs, (J,); infinite if the job does not run.
-        stay_machine_usd: Part of the cost of staying that counts towards the budget, (J,).
-        postponed_usd: Cost of letting a job wait, (J,); infinite if the job must not wait.
-        reserved_usd: Budget reserved for a job that waits: the cost of its cheapest run, alone on its machine, (J,).
-        period_usd: Price of a machine until the next event at the latest, (M,).
-        nodes: Maximum number of machines at one time.
-        quotas: Maximum number of machines of each type at one time, (M,). For a type that combines several machines, it
-            is the quota of the single machine's type.
-        budget_usd: Remaining budget; infinite without a budget.
-    """
-
-    jobs: tuple[str, ...]
-    machines: tuple[MachineType, ...]
-    configurations: tuple[Configuration, ...]
-    machine_of: npt.NDArray[np.int64]
+    jobs: tuple[str, ...]  # Jobs to decide about (J of them)
+    machines: tuple[MachineType, ...]  # Machine types (M)
+    configurations: tuple[Configuration, ...]  # Configurations that jobs can use (K)
+    machine_of: npt.NDArray[np.int64]  # Machine index of each configuration, (K,)
+    # Number of GPUs of the machine that each configuration uses, (K,); all of them if machines are not shared
     size_of: npt.NDArray[np.int64]
+    # Cost of starting a job on a configuration, without the machine's price until the next event, (J, K). It is
+    # infinite if the job cannot start there, or if fewer GPUs of the same machine cost no more.
     cost_usd: Table
+    # Part of the cost of starting, and of the machine's price until the next event, that counts towards the budget, (J,
+    # K)
     machine_usd: Table
-    running: tuple[Placement | None, ...]
-    stay_usd: Table
-    stay_machine_usd: Table
-    postponed_usd: Table
+    running: tuple[Placement | None, ...]  # Current placement of each job, (J,); None if the job does not run
+    stay_usd: Table  # Cost of leaving a job where it runs, (J,); infinite if the job does not run
+    stay_machine_usd: Table  # Part of the cost of staying that counts towards the budget, (J,)
+    postponed_usd: Table  # Cost of letting a job wait, (J,); infinite if the job must not wait
+    # Budget reserved for a job that waits: the cost of its cheapest run, alone on its machine, (J,)
     reserved_usd: Table
-    period_usd: Table
-    nodes: int
+    period_usd: Table  # Price of a machine until the next event at the latest, (M,)
+    nodes: int  # Maximum number of machines at one time
+    # Maximum number of machines of each type at one time, (M,). For a type that combines several machines, it is the
+    # quota of the single machine's type.
     quotas: npt.NDArray[np.int64]
-    budget_usd: float
+    budget_usd: float  # Remaining budget; infinite without a budget
 
 
 def options_of(problem: PlanningProblem, situation: PlanState) -> Options:

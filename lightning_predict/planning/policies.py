@@ -58,35 +58,25 @@ HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 """Horizons to try in addition to the planner's own horizon, relative to the median run time of the jobs."""
 
 
-PREDICTED_TIMES: Final = 0.5
-"""Probability at which a deadline is checked against the predicted times themselves."""
-
-SAME_PROBABILITY: Final = 1 / DRAWS
-"""Probabilities within one draw count as equal."""
+PREDICTED_TIMES: Final = 0.5  # Probability at which a deadline is checked against the predicted times themselves
+SAME_PROBABILITY: Final = 1 / DRAWS  # Probabilities within one draw count as equal
 
 MANY_JOBS: Final = 200
 """Number of jobs above which a plan is the best of four instead of about twenty, so that 1,000 jobs take a minute."""
 
-HARD_DEADLINES: Final = 1000.0
-"""Factor on the weight of tardiness for candidates that keep deadlines at any price."""
+HARD_DEADLINES: Final = 1000.0  # Factor on the weight of tardiness for candidates that keep deadlines at any price
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """Planning method to try: a policy with its settings.
-
-    Attributes:
-        horizon_seconds: Horizon of the policy. If None, the horizon is derived from the events.
-        tardiness: Factor on the problem's weight of tardiness.
-        probability: Required probability of each deadline, if higher than the problem's probability.
-    """
+    """Planning method to try: a policy with its settings."""
 
     policy: AbstractPolicy
     formulation: Formulation
-    horizon_seconds: float | None
-    tardiness: float = 1.0
-    probability: float = 0.0
+    horizon_seconds: float | None  # Horizon of the policy. If None, the horizon is derived from the events.
+    tardiness: float = 1.0  # Factor on the problem's weight of tardiness
+    probability: float = 0.0  # Required probability of each deadline, if higher than the problem's probability
 
     def applied_to(self, problem: PlanningProblem) -> PlanningProblem:
         """Return the problem with the candidate's freedom and horizon."""

@@ -25,32 +25,21 @@ from lightning_predict.base.units import seconds_to_hours
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
-    """Type of virtual machine that can be rented.
+    """Type of virtual machine that can be rented."""
 
-    Attributes:
-        name: Name of the type, unique in a problem.
-        num_gpus: Number of GPUs per machine.
-        usd_per_hour: Price of the whole machine, busy or not.
-        provider: Cloud provider, as SkyPilot spells it; None for any provider.
-        instance: The provider's name of the instance type, if it differs from `name`.
-        interruptions_per_hour: Mean rate at which a spot machine is interrupted, an assumption of the user; None for
-            other machines.
-        hosts: Slurm host names of the user's own machines of this type. If empty, Slurm chooses.
-        nodes: Number of machines, if this type stands for several machines that are rented together for one job.
-            `num_gpus` and `usd_per_hour` then include all of them.
-        base_type: Name of the type of a single one of these machines; None if `nodes` is 1.
-    """
-
-    name: str
+    name: str  # Name of the type, unique in a problem
     gpu: str
-    num_gpus: int
-    usd_per_hour: float
-    provider: str | None = None
-    instance: str | None = None
+    num_gpus: int  # Number of GPUs per machine
+    usd_per_hour: float  # Price of the whole machine, busy or not
+    provider: str | None = None  # Cloud provider, as SkyPilot spells it; None for any provider
+    instance: str | None = None  # The provider's name of the instance type, if it differs from `name`
+    # Mean rate at which a spot machine is interrupted, an assumption of the user; None for other machines
     interruptions_per_hour: float | None = None
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # Slurm host names of the user's own machines of this type. If empty, Slurm chooses.
+    # Number of machines, if this type stands for several machines that are rented together for one job. `num_gpus` and
+    # `usd_per_hour` then include all of them.
     nodes: int = 1
-    base_type: str | None = None
+    base_type: str | None = None  # Name of the type of a single one of these machines; None if `nodes` is 1
 
     @property
     def kind(self) -> str:
@@ -72,39 +61,28 @@ class Configuration(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training run.
+    """A training run."""
 
-    Attributes:
-        name: Name of the job, unique in a problem.
-        seconds: Predicted time of the whole run by configuration. The job cannot run on other configurations.
-        deadline_seconds: Time by which the job should end. A later end costs `tardiness_usd_per_hour`.
-        tardiness_usd_per_hour: Cost per hour after the deadline (the tardiness weight ω).
-        release_seconds: Time at which the job is submitted. Earlier decisions do not know the job.
-        low_factor: Lower end of the interval of its times, relative to the predicted times.
-        high_factor: Upper end of the interval of its times, relative to the predicted times.
-        spreads: Interval of the relative times by configuration, if the intervals differ. `spreads` takes precedence
-            over `low_factor` and `high_factor`.
-        command: Command that starts the training, for exported scripts. If None, no scripts are written.
-        checkpoint: Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and
-            resumes from it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
-        claim: PersistentVolumeClaim that Kueue's jobs mount at the folder `checkpoint`; None if the file names none.
-        image: Container image, for exports to Kueue and dstack; None if the file names none.
-        notes: Notes about the job's times, for readers of the plan.
-    """
-
-    name: str
+    name: str  # Name of the job, unique in a problem
+    # Predicted time of the whole run by configuration. The job cannot run on other configurations.
     seconds: Mapping[Configuration, float]
-    deadline_seconds: float
-    tardiness_usd_per_hour: float = 1.0
-    release_seconds: float = 0.0
-    low_factor: float = 1.0
-    high_factor: float = 1.0
+    deadline_seconds: float  # Time by which the job should end. A later end costs `tardiness_usd_per_hour`.
+    tardiness_usd_per_hour: float = 1.0  # Cost per hour after the deadline (the tardiness weight ω)
+    release_seconds: float = 0.0  # Time at which the job is submitted. Earlier decisions do not know the job.
+    low_factor: float = 1.0  # Lower end of the interval of its times, relative to the predicted times
+    high_factor: float = 1.0  # Upper end of the interval of its times, relative to the predicted times
+    # Interval of the relative times by configuration, if the intervals differ. `spreads` takes precedence over
+    # `low_factor` and `high_factor`.
     spreads: Mapping[Configuration, Interval[float]] = field(default_factory=dict)
+    # Command that starts the training, for exported scripts. If None, no scripts are written.
     command: str | None = None
+    # Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and resumes from
+    # it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
     checkpoint: str | None = None
+    # PersistentVolumeClaim that Kueue's jobs mount at the folder `checkpoint`; None if the file names none
     claim: str | None = None
-    image: str | None = None
-    notes: tuple[str, ...] = ()
+    image: str | None = None  # Container image, for exports to Kueue and dstack; None if the file names none
+    notes: tuple[str, ...] = ()  # Notes about the job's times, for readers of the plan
 
     @property
     def can_move(self) -> bool:
@@ -142,17 +120,12 @@ class Limits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
-    """What the planner may do with jobs.
+    """What the planner may do with jobs."""
 
-    Attributes:
-        shares_gpus: Whether jobs may share a machine, each with its own GPUs. Otherwise, a job has its machine alone.
-        preempts: Whether a running job may be paused and resumed later.
-        migrates: Whether a started job may continue on another machine type or number of GPUs.
-    """
-
+    # Whether jobs may share a machine, each with its own GPUs. Otherwise, a job has its machine alone.
     shares_gpus: bool = True
-    preempts: bool = True
-    migrates: bool = True
+    preempts: bool = True  # Whether a running job may be paused and resumed later
+    migrates: bool = True  # Whether a started job may continue on another machine type or number of GPUs
 
     @property
     def fixes_running_jobs(self) -> bool:
@@ -160,42 +133,32 @@ class Formulation:
         return not self.preempts and not self.migrates
 
 
-RESTART_SECONDS: Final = 60.0
-"""Default time that a job loses when it moves."""
+RESTART_SECONDS: Final = 60.0  # Default time that a job loses when it moves
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
-    """Jobs, machines, limits and rules for a plan.
-
-    Attributes:
-        machines: Machine types that can be rented.
-        formulation: What the planner may do with jobs.
-        period_seconds: Maximum time between two decisions (H).
-        tardiness_factor: Weight of tardiness relative to the cost of machines (ρ).
-        postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
-        restart_seconds: Time that a job loses when it moves or resumes. The time includes writing and reading a
-            checkpoint and starting a process.
-        checkpoint_seconds: Time between two checkpoints of a job. If a spot machine is interrupted, the work since the
-            last checkpoint is lost. None is allowed only without spot machines.
-        horizon_seconds: Time over which a decision counts the cost of a rented machine. If None, it is derived from the
-            events so far (see `objective.py`).
-        probability: Required probability of meeting deadlines, according to the intervals of the jobs' times. A running
-            job moves to another GPU only if the move pays off with this probability. A value of 0.5 uses the predicted
-            times.
-    """
+    """Jobs, machines, limits and rules for a plan."""
 
     jobs: tuple[Job, ...]
-    machines: tuple[MachineType, ...]
+    machines: tuple[MachineType, ...]  # Machine types that can be rented
     limits: Limits
-    formulation: Formulation = Formulation()
-    period_seconds: float = 300.0
-    tardiness_factor: float = 1.0
-    postponement_factor: float = 1.0
+    formulation: Formulation = Formulation()  # What the planner may do with jobs
+    period_seconds: float = 300.0  # Maximum time between two decisions (H)
+    tardiness_factor: float = 1.0  # Weight of tardiness relative to the cost of machines (ρ)
+    postponement_factor: float = 1.0  # Weight of the worst-case tardiness of postponed jobs (ρ̂)
+    # Time that a job loses when it moves or resumes. The time includes writing and reading a checkpoint and starting a
+    # process.
     restart_seconds: float = RESTART_SECONDS
+    # Time between two checkpoints of a job. If a spot machine is interrupted, the work since the last checkpoint is
+    # lost. None is allowed only without spot machines.
     checkpoint_seconds: float | None = None
+    # Time over which a decision counts the cost of a rented machine. If None, it is derived from the events so far (see
+    # `objective.py`).
     horizon_seconds: float | None = None
+    # Required probability of meeting deadlines, according to the intervals of the jobs' times. A running job moves to
+    # another GPU only if the move pays off with this probability. A value of 0.5 uses the predicted times.
     probability: float = 0.5
 
 
@@ -241,17 +204,12 @@ class PlanState:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJobs:
-    """Decision that holds until the next event: which jobs run, and where.
-
-    Attributes:
-        objective_usd: Expected cost according to the planner; None for a rule without an objective.
-        bound_usd: Lower bound on the cost of any decision; None if the method gives no bound.
-    """
+    """Decision that holds until the next event: which jobs run, and where."""
 
     placements: Mapping[str, Placement]
     postponed: tuple[str, ...]
-    objective_usd: float | None
-    bound_usd: float | None
+    objective_usd: float | None  # Expected cost according to the planner; None for a rule without an objective
+    bound_usd: float | None  # Lower bound on the cost of any decision; None if the method gives no bound
     method: str
     solve_seconds: float
 
@@ -329,24 +287,16 @@ class PlanOutlook:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Result of planning: placements, times and costs.
-
-    Attributes:
-        segments: Segments of jobs, sorted by start and job.
-        rentals: Rentals of machines, sorted by start and node.
-        outcomes: One outcome per job, sorted by name.
-        largest_gap: Largest gap among decisions with a bound; None if no decision has one.
-        outlook: Expected cost and probability of each deadline; None if not computed.
-    """
+    """Result of planning: placements, times and costs."""
 
     policy: str
-    segments: tuple[Segment, ...]
-    rentals: tuple[Rental, ...]
-    outcomes: tuple[JobOutcome, ...]
+    segments: tuple[Segment, ...]  # Segments of jobs, sorted by start and job
+    rentals: tuple[Rental, ...]  # Rentals of machines, sorted by start and node
+    outcomes: tuple[JobOutcome, ...]  # One outcome per job, sorted by name
     decisions: int
     longest_decision_seconds: float
-    largest_gap: float | None
-    outlook: PlanOutlook | None = None
+    largest_gap: float | None  # Largest gap among decisions with a bound; None if no decision has one
+    outlook: PlanOutlook | None = None  # Expected cost and probability of each deadline; None if not computed
 
     @property
     def machine_usd(self) -> float:

@@ -77,8 +77,7 @@ FIFO: Final = QueueRule(name="FIFO", order=lambda job: job.release_seconds)
 EARLIEST_DEADLINE_FIRST: Final = QueueRule(name="EDF", order=lambda job: job.deadline_seconds)
 PRIORITY: Final = QueueRule(name="PS", order=lambda job: -job.tardiness_usd_per_hour)
 
-BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
-"""Queue rules to compare the planner with."""
+BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)  # Queue rules to compare the planner with
 
 SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
 """Queue rules with shared machines to compare the planner with."""

@@ -37,11 +37,8 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.planning.validation import check_problem, check_situation
 
-ActualSeconds = Mapping[str, Mapping[Configuration, float]]
-"""Actual time of the whole run, by job and configuration."""
-
-MEASURED_SECONDS: Final = 60.0
-"""Seconds of work after which a job's speed counts as measured."""
+ActualSeconds = Mapping[str, Mapping[Configuration, float]]  # Actual time of the whole run, by job and configuration
+MEASURED_SECONDS: Final = 60.0  # Seconds of work after which a job's speed counts as measured
 
 _TOLERANCE_SECONDS: Final = 1e-6
 

@@ -23,22 +23,17 @@ from lightning_predict.planning.problem import Configuration, MachineType
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.trace import Trace
 
-HISTORY: Final = "history"
-"""Keyword for the runs that `RuntimePredictor` stored."""
+HISTORY: Final = "history"  # Keyword for the runs that `RuntimePredictor` stored
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of a whole run.
+    """Times of a whole run."""
 
-    Attributes:
-        seconds: Time by configuration, with its 90 % interval. The job cannot run on other configurations.
-        notes: Notes about these times, for readers of the plan.
-    """
-
+    # Time by configuration, with its 90 % interval. The job cannot run on other configurations.
     seconds: Mapping[Configuration, Interval[float]]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Notes about these times, for readers of the plan
 
 
 def times_of_trace(

@@ -32,8 +32,7 @@ from lightning_predict.regression.layers import fit_layers, layers_of, recorded_
 from lightning_predict.regression.runs import PastRun, RunSetting, RunTable, read_runs
 from lightning_predict.reports.format import duration
 
-HISTORY: Final = "history"
-"""Argument that selects the runs in the user's history."""
+HISTORY: Final = "history"  # Argument that selects the runs in the user's history
 
 Number = int | float
 

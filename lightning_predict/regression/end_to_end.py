@@ -70,8 +70,7 @@ communication per GPU grows as (n - 1) / n."""
 SQUARED: Final[tuple[Variable, ...]] = ("batch_size", "inner_modules", "sequence_length")
 """Variables whose squares are candidates, from degree 2 on: attention and some losses compare all pairs."""
 
-RUNS_PER_TERM: Final = 3
-"""Minimum number of runs per term, because some of many candidates fit a few runs by chance."""
+RUNS_PER_TERM: Final = 3  # Minimum number of runs per term, because some of many candidates fit a few runs by chance
 
 
 def terms_of(
@@ -164,39 +163,29 @@ class RunEstimate:
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EndToEndRegression:
-    """Fitted regression of one model's past runs.
-
-    Attributes:
-        intercept: Constant of the regression, in seconds per iteration.
-        coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
-        ranges: Minimum and maximum of every variable over the runs.
-        mean_error: Mean of |fitted / actual - 1| over the runs.
-        cross_validation_error: Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold;
-            None with too few runs.
-        residual_variance: Mean square of the relative (or absolute) residuals of the fit or the cross-validation,
-            whichever is larger.
-        degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
-        covariance: Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`.
-        rival: Regression with, or without, squares of variables of few values (`CLEAR_VALUES`), if both are plausible.
-        trends: By variable, and whether beyond its largest value: the power of the distance by which times exceed the
-            prediction of a fit without the runs at that end, if its interval misses most of them.
-    """
+    """Fitted regression of one model's past runs."""
 
     model: str
     runs: int
-    intercept: float
+    intercept: float  # Constant of the regression, in seconds per iteration
     terms: tuple[Term, ...]
-    coefficients: Array
-    ranges: Mapping[Variable, tuple[float, float]]
-    mean_error: float
+    coefficients: Array  # Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,)
+    ranges: Mapping[Variable, tuple[float, float]]  # Minimum and maximum of every variable over the runs
+    mean_error: float  # Mean of |fitted / actual - 1| over the runs
+    # Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold; None with too few runs
     cross_validation_error: float | None
     notes: tuple[str, ...]
+    # Mean square of the relative (or absolute) residuals of the fit or the cross-validation, whichever is larger
     residual_variance: float
-    degrees_of_freedom: int
+    degrees_of_freedom: int  # Number of runs minus number of coefficients and intercept, at least 1
+    # Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`
     covariance: Array = field(repr=False)
     scales: Array = field(repr=False)
     relative: bool = True
+    # Regression with, or without, squares of variables of few values (`CLEAR_VALUES`), if both are plausible
     rival: EndToEndRegression | None = None
+    # By variable, and whether beyond its largest value: the power of the distance by which times exceed the prediction
+    # of a fit without the runs at that end, if its interval misses most of them
     trends: Mapping[tuple[Variable, bool], float] = field(default_factory=dict)
 
     @property
@@ -291,8 +280,7 @@ eight: coverage rises from 66 to 90 %. The rates of a GPU were chosen on 96 simu
 rises from 52 to 93 %. On data that was not used for the choice, coverage is 88 % (sweeps), and 93 and 95 % (44
 published runs)."""
 
-OTHER_SPREAD: Final = 0.1
-"""Standard deviation of the relative error per log unit of distance, for other variables."""
+OTHER_SPREAD: Final = 0.1  # Standard deviation of the relative error per log unit of distance, for other variables
 
 
 def _spread_beyond(outside: Extrapolation) -> float:
@@ -307,37 +295,29 @@ def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> 
     return {name: np.array([setting.value(name) for setting in settings], dtype=np.float64) for name in variables}
 
 
-MIN_RUNS: Final = 3
-"""Minimum number of runs for a regression."""
+MIN_RUNS: Final = 3  # Minimum number of runs for a regression
 
 SQUARES_GAIN: Final = 4.0
 """Factor by which squares must reduce the residual variance, because they decide most of an extrapolation. Fewer terms
 that leave less are better without it: a length and its inverse together imitate a square within the past runs."""
 
-MIN_RUNS_OF_SQUARES: Final = 12
-"""Minimum number of runs for squares: a square fits a few runs by chance."""
+MIN_RUNS_OF_SQUARES: Final = 12  # Minimum number of runs for squares: a square fits a few runs by chance
 
 CLEAR_VALUES: Final = 5
 """Number of values of a variable from which runs tell its square from other laws, such as the longer of a host's fixed
 time and a GPU's. With fewer values, an interval beyond the runs holds the prediction without the square, too."""
 
-FOLDS: Final = 10
-"""Number of folds in cross-validation."""
+FOLDS: Final = 10  # Number of folds in cross-validation
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionOptions:
-    """Options for creating and selecting terms.
+    """Options for creating and selecting terms."""
 
-    Attributes:
-        max_terms: Maximum number of terms; None for all significant terms.
-        degree: Maximum number of variables in a product.
-        relative: Whether to minimise relative errors; otherwise absolute errors, as in the published regressions.
-    """
-
-    max_terms: int | None = None
-    degree: int = 2
+    max_terms: int | None = None  # Maximum number of terms; None for all significant terms
+    degree: int = 2  # Maximum number of variables in a product
+    # Whether to minimise relative errors; otherwise absolute errors, as in the published regressions
     relative: bool = True
 
 

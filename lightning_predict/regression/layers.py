@@ -22,25 +22,18 @@ from lightning_predict.kernels.operations import Array, batch_shapes, operation_
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.record.trace import Operation, Trace
 
-SAME_ERROR: Final = 1e-12
-"""Share of the sum of squared times by which another feature must reduce the squared error."""
+SAME_ERROR: Final = 1e-12  # Share of the sum of squared times by which another feature must reduce the squared error
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
-    """A recorded call, with its amount of work and its time.
+    """A recorded call, with its amount of work and its time."""
 
-    Attributes:
-        kind: Kind of layer, from its operations, the dtype of matmuls and convolutions, and the phase.
-        seconds: Total time of the call's kernels, or of the call on a CPU.
-        flops: FLOPs of matmuls and convolutions; 0 for other calls.
-    """
-
-    kind: str
+    kind: str  # Kind of layer, from its operations, the dtype of matmuls and convolutions, and the phase
     moved_bytes: float
-    seconds: float
-    flops: float = 0.0
+    seconds: float  # Total time of the call's kernels, or of the call on a CPU
+    flops: float = 0.0  # FLOPs of matmuls and convolutions; 0 for other calls
 
     @property
     def work(self) -> float:
@@ -67,17 +60,12 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class NetworkEstimate:
-    """Device time of a neural network, predicted from its layers.
+    """Device time of a neural network, predicted from its layers."""
 
-    Attributes:
-        seconds: Device time of a step, excluding layers of unknown kinds.
-        unknown: Number of calls of unknown kinds, by kind.
-        beyond: Ratio of a kind's largest work to the largest work in the fit, for kinds where it exceeds 1.
-    """
-
-    seconds: float
+    seconds: float  # Device time of a step, excluding layers of unknown kinds
     layers: int
-    unknown: Mapping[str, int]
+    unknown: Mapping[str, int]  # Number of calls of unknown kinds, by kind
+    # Ratio of a kind's largest work to the largest work in the fit, for kinds where it exceeds 1
     beyond: Mapping[str, float]
 
 

@@ -83,36 +83,25 @@ less than half of the peak (`kernels/roofline.py`)."""
 class RunSetting:
     """Settings of a run.
 
-    Attributes:
-        iterations: Number of training iterations.
-        batch_size: Number of samples per iteration on one GPU.
-        gpu: Name of the GPU, optionally with a count (`8xL4`); stored as catalogue name without the count. None if only
-            the computing power is known.
-        flops_per_second: Computing power of one GPU; None uses the sustained float32 rate of `gpu`.
-        bytes_per_second: Memory bandwidth of one GPU; None uses the catalogue's bandwidth of `gpu`.
-        num_gpus: Total number of GPUs. A count in `gpu` sets this number.
-        threads: Number of CPU threads of the loaders; None if unknown.
-        disk_seconds: Delay of the disk; None if unknown.
-        inner_modules: Number of repeated modules, for networks of a family that differ in depth; None for a single
-            network.
-        sequence_length: Tokens (or other positions) of a sample; None for samples of one size.
-
     Raises:
         InvalidArgumentError: A value is out of range, `gpu` and `flops_per_second` are both missing, or `num_gpus`
             contradicts the count in `gpu`.
         UnknownGpuError: The catalogue does not have the GPU, and no computing power is given.
     """
 
-    iterations: int
-    batch_size: int
+    iterations: int  # Number of training iterations
+    batch_size: int  # Number of samples per iteration on one GPU
+    # Name of the GPU, optionally with a count (`8xL4`); stored as catalogue name without the count. None if only the
+    # computing power is known.
     gpu: str | None = None
-    flops_per_second: float | None = None
-    bytes_per_second: float | None = None
-    num_gpus: int = 1
-    threads: int | None = None
-    disk_seconds: float | None = None
+    flops_per_second: float | None = None  # Computing power of one GPU; None uses the sustained float32 rate of `gpu`
+    bytes_per_second: float | None = None  # Memory bandwidth of one GPU; None uses the catalogue's bandwidth of `gpu`
+    num_gpus: int = 1  # Total number of GPUs. A count in `gpu` sets this number.
+    threads: int | None = None  # Number of CPU threads of the loaders; None if unknown
+    disk_seconds: float | None = None  # Delay of the disk; None if unknown
+    # Number of repeated modules, for networks of a family that differ in depth; None for a single network
     inner_modules: int | None = None
-    sequence_length: int | None = None
+    sequence_length: int | None = None  # Tokens (or other positions) of a sample; None for samples of one size
 
     def __post_init__(self) -> None:
         for name in ("iterations", "batch_size", "num_gpus", "threads", "inner_modules", "sequence_length"):
@@ -447,8 +436,7 @@ def _database_rows(path: Path) -> Iterator[Checked]:
 
 TRAINER_STATE: Final = "trainer_state.json"
 
-EVENTS: Final = "events.out.tfevents"
-"""Name prefix of TensorBoard event files."""
+EVENTS: Final = "events.out.tfevents"  # Name prefix of TensorBoard event files
 
 WANDB_SUMMARY: Final = "wandb-summary.json"
 
@@ -516,8 +504,7 @@ def _of_wandb(file: Path) -> dict[str, str]:
     return row
 
 
-_MACHINE: Final = {"gpu": "gpu_name", "gpu_count": "gpus"}
-"""Fields by the key in W&B's metadata."""
+_MACHINE: Final = {"gpu": "gpu_name", "gpu_count": "gpus"}  # Fields by the key in W&B's metadata
 
 
 def _is_plain(value: object) -> bool:

@@ -42,22 +42,14 @@ MAX_ROUNDS: Final = 100
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class StepwiseFit:
-    """Linear regression on the selected features.
+    """Linear regression on the selected features."""
 
-    Attributes:
-        selected: Indices of the features in the model, in the order in which they entered.
-        coefficients: Coefficients of the selected features, (selected,).
-        degrees_of_freedom: Number of rows minus number of coefficients and intercept.
-        residual_variance: Weighted residual sum of squares over the degrees of freedom; NaN without any.
-        covariance: Inverse of XᵀWX, where the columns of X are a constant and the selected features.
-    """
-
-    selected: tuple[int, ...]
+    selected: tuple[int, ...]  # Indices of the features in the model, in the order in which they entered
     intercept: float
-    coefficients: Array
-    degrees_of_freedom: int
-    residual_variance: float
-    covariance: Array
+    coefficients: Array  # Coefficients of the selected features, (selected,)
+    degrees_of_freedom: int  # Number of rows minus number of coefficients and intercept
+    residual_variance: float  # Weighted residual sum of squares over the degrees of freedom; NaN without any
+    covariance: Array  # Inverse of XᵀWX, where the columns of X are a constant and the selected features
 
     def predict(self, features: Array) -> Array:
         """Return predicted targets, shape (rows,)."""

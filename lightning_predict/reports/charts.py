@@ -27,14 +27,9 @@ SCATTER_SPREAD: Final = 2.0
 """The axes of a scatter plot are logarithmic if the ratio of the largest to the smallest value exceeds this number."""
 
 WIDE: Final = 760
-NARROW: Final = 330
-"""Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels including margins."""
-
-HEIGHT: Final = 340
-"""Height of a drawing in pixels."""
-
-CHARACTER: Final = 7.6
-"""Mean width of a character in pixels (12 px system font), slightly overestimated."""
+NARROW: Final = 330  # Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels including margins
+HEIGHT: Final = 340  # Height of a drawing in pixels
+CHARACTER: Final = 7.6  # Mean width of a character in pixels (12 px system font), slightly overestimated
 
 _TICKS: Final = 6
 _TICKS_NARROW: Final = 4

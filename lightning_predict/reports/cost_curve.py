@@ -21,41 +21,29 @@ from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.reports.format import duration, known_columns, share, significant, usd
 from lightning_predict.reports.predictions import Predictions
 
-MIN_POINTS: Final = 3
-"""Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve."""
+MIN_POINTS: Final = 3  # Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve.
 
 MIN_GAIN: Final = 0.5
 """More GPUs pay off if each added GPU contributes at least this share of the throughput per GPU of the smallest
 layout."""
 
-SAMPLES: Final = 1_000_000
-"""Number of samples in the "per million samples" column."""
+SAMPLES: Final = 1_000_000  # Number of samples in the "per million samples" column
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One layout of a scaling curve.
-
-    Attributes:
-        samples_per_second: Throughput of the whole layout.
-        seconds: Remaining time of the run; None if the length of the run is unknown.
-        usd: Cost of the remaining run; None if the time or the price is unknown.
-        usd_per_million_samples: Cost of training on a million samples; None without a price.
-        efficiency: Throughput per GPU, relative to the smallest layout.
-        fits: Whether a step fits into the memory of each GPU; None if unknown.
-        provider: Provider whose price is used; None without a price.
-    """
+    """One layout of a scaling curve."""
 
     name: str
     gpus: int
-    samples_per_second: float
-    seconds: float | None
-    usd: float | None
-    usd_per_million_samples: float | None
-    efficiency: float
-    fits: bool | None
-    provider: str | None = None
+    samples_per_second: float  # Throughput of the whole layout
+    seconds: float | None  # Remaining time of the run; None if the length of the run is unknown
+    usd: float | None  # Cost of the remaining run; None if the time or the price is unknown
+    usd_per_million_samples: float | None  # Cost of training on a million samples; None without a price
+    efficiency: float  # Throughput per GPU, relative to the smallest layout
+    fits: bool | None  # Whether a step fits into the memory of each GPU; None if unknown
+    provider: str | None = None  # Provider whose price is used; None without a price
 
 
 @final

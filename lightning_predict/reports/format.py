@@ -30,17 +30,13 @@ SAME_SIDES: Final = 10
 TIMES_FROM: Final = 10.0
 """The upper end of an interval is shown as a factor, not as a percentage, from this multiple of the middle."""
 
-TIMES_TO: Final = 1000.0
-"""Above this multiple of the middle, the exact factor is not shown."""
+TIMES_TO: Final = 1000.0  # Above this multiple of the middle, the exact factor is not shown
 
 CENTS_FROM: Final = 0.1
 """Amounts from this number of dollars are rounded to the cent; smaller amounts get three significant digits."""
 
-MIN_USD: Final = 0.005
-"""Amounts below this number of dollars are shown as `<$0.01`."""
-
-MIN_GIBIBYTES: Final = 0.1
-"""Sizes below this number of GiB are shown as `<0.1`."""
+MIN_USD: Final = 0.005  # Amounts below this number of dollars are shown as `<$0.01`
+MIN_GIBIBYTES: Final = 0.1  # Sizes below this number of GiB are shown as `<0.1`
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6

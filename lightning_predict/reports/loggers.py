@@ -32,8 +32,7 @@ from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, ranking_markdown
 
-Logger: TypeAlias = Any
-"""A logger of either Lightning package, or an object with the same interface."""
+Logger: TypeAlias = Any  # A logger of either Lightning package, or an object with the same interface
 
 QUANTITIES: Final[Mapping[str, Field[Any]]] = {row.log: row for row in FIELDS if row.log is not None}
 """Fields that are logged, by logger key."""
@@ -179,8 +178,7 @@ CSV_FILE: Final = "lightning_predict.csv"
 """File beside the `metrics.csv` of a CSVLogger, with a row per value: step, name, value. If a file of the user or of an
 earlier run has this name, ours is `lightning_predict-2.csv`, and so on."""
 
-_OWN_FILES: Final = WeakKeyDictionary[Logger, str]()
-"""Path of the file that each CSVLogger got in this process."""
+_OWN_FILES: Final = WeakKeyDictionary[Logger, str]()  # Path of the file that each CSVLogger got in this process
 
 
 def _log_to_csv(logger: Logger, values: Mapping[str, float], step: int) -> None:

@@ -15,14 +15,9 @@ from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.charts import grid_line, share_chart, svg_of, text_at
 from lightning_predict.reports.format import duration, gibibytes, share
 
-MODULES_SHOWN: Final = 10
-"""Maximum number of modules in a table. JSON output contains all modules."""
-
-SAVINGS_SHOWN: Final = 3
-"""Maximum number of memory savings shown in a terminal. The HTML report shows all savings."""
-
-CURVE_ROWS: Final = 6
-"""Height of the memory curve in a terminal, in lines."""
+MODULES_SHOWN: Final = 10  # Maximum number of modules in a table. JSON output contains all modules.
+SAVINGS_SHOWN: Final = 3  # Maximum number of memory savings shown in a terminal. The HTML report shows all savings.
+CURVE_ROWS: Final = 6  # Height of the memory curve in a terminal, in lines
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _LOSS: Final = re.compile("loss|log_softmax|cross_entropy")
@@ -44,25 +39,16 @@ class MemorySaving:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayToFit:
-    """A set of changes with which a step fits.
-
-    Attributes:
-        changes: Descriptions of the changes; empty if the step fits as it is.
-        batch_size: Samples of a batch: as recorded, or fewer, accumulated; the last batches may hold one less.
-        accumulate: Number of batches per update: the fewest that give the recorded number of samples.
-        seconds: Seconds of these batches, which hold the recorded samples, and of their update.
-        process_bytes: Memory of the process with `batch_size`; None if unknown.
-        fit_probability: Probability that `batch_size` fits.
-    """
+    """A set of changes with which a step fits."""
 
     gpu: str
-    changes: tuple[str, ...]
-    batch_size: int
-    accumulate: int
+    changes: tuple[str, ...]  # Descriptions of the changes; empty if the step fits as it is
+    batch_size: int  # Samples of a batch: as recorded, or fewer, accumulated; the last batches may hold one less
+    accumulate: int  # Number of batches per update: the fewest that give the recorded number of samples
     largest_batch: int
-    seconds: float
-    process_bytes: float | None
-    fit_probability: float | None
+    seconds: float  # Seconds of these batches, which hold the recorded samples, and of their update
+    process_bytes: float | None  # Memory of the process with `batch_size`; None if unknown
+    fit_probability: float | None  # Probability that `batch_size` fits
 
     @property
     def number(self) -> int:
@@ -83,28 +69,21 @@ class WayToFit:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Memory report of a step on a GPU.
-
-    Attributes:
-        breakdown: Memory at the peak, by purpose and module.
-        savings: Changes that would reduce memory, largest first. Each value is for that change alone.
-        largest: Sentence that states the largest batch size that fits; None if unknown.
-        ways: Sets of changes with which the step fits: the smallest first, then those that take less time; None if it
-            fits, or no set was tried.
-        multi_gpu_sentence: Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU.
-        last_resort: What to do if `ways` is empty.
-        tried: Changes that were tried besides those of every step.
-    """
+    """Memory report of a step on a GPU."""
 
     gpu: str
     need: MemoryNeed
-    breakdown: MemoryBreakdown
+    breakdown: MemoryBreakdown  # Memory at the peak, by purpose and module
+    # Changes that would reduce memory, largest first. Each value is for that change alone.
     savings: tuple[MemorySaving, ...]
-    largest: str | None
+    largest: str | None  # Sentence that states the largest batch size that fits; None if unknown
+    # Sets of changes with which the step fits: the smallest first, then those that take less time; None if it fits, or
+    # no set was tried
     ways: tuple[WayToFit, ...] | None = None
+    # Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU
     multi_gpu_sentence: str | None = None
-    last_resort: str = "Share the model among GPUs"
-    tried: tuple[str, ...] = ()
+    last_resort: str = "Share the model among GPUs"  # What to do if `ways` is empty
+    tried: tuple[str, ...] = ()  # Changes that were tried besides those of every step
 
     @property
     def sentences(self) -> tuple[str, ...]:

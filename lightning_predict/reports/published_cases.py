@@ -66,33 +66,22 @@ FEW_NORMS: Final = 4
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
-    """A published step time and the error of its prediction.
-
-    Attributes:
-        precision: Precision of most of the floating-point operations.
-        split: Whether constants of the package were chosen on this source.
-        steps: Number of measured steps (batch sizes, torch versions) that the errors summarize.
-        error: Median of predicted over measured time, minus 1; None if only the absolute error is known.
-        absolute_error: Median of the absolute relative errors.
-        inside: Number of steps whose measured time lies in the 90 % interval.
-        measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
-        predicted_ms: Predicted milliseconds of the median step.
-        is_training: Whether the step has a backward pass.
-    """
+    """A published step time and the error of its prediction."""
 
     model: str
     kind: ModelKind
     gpu: str
-    precision: PrecisionClass
+    precision: PrecisionClass  # Precision of most of the floating-point operations
     source: str
-    split: SourceSplit
-    steps: int
-    error: float | None
-    absolute_error: float
-    inside: int
+    split: SourceSplit  # Whether constants of the package were chosen on this source
+    steps: int  # Number of measured steps (batch sizes, torch versions) that the errors summarize
+    error: float | None  # Median of predicted over measured time, minus 1; None if only the absolute error is known
+    absolute_error: float  # Median of the absolute relative errors
+    inside: int  # Number of steps whose measured time lies in the 90 % interval
+    # Measured milliseconds of the median step; None if the source's licence does not allow copies
     measured_ms: float | None = None
-    predicted_ms: float | None = None
-    is_training: bool = True
+    predicted_ms: float | None = None  # Predicted milliseconds of the median step
+    is_training: bool = True  # Whether the step has a backward pass
     trains: TrainedPart = "all"
 
     @property

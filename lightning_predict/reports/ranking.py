@@ -41,16 +41,11 @@ from lightning_predict.run.workload import STEPS_SHOWN
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGpu:
-    """A GPU on which the run fits, with the time and cost of the run.
-
-    Attributes:
-        time: Seconds of the run, or of one iteration if the run's length is unknown.
-        cost_usd: Cost of the run, or of one iteration; None if no price is known.
-    """
+    """A GPU on which the run fits, with the time and cost of the run."""
 
     prediction: Prediction
-    time: Interval[float]
-    cost_usd: float | None
+    time: Interval[float]  # Seconds of the run, or of one iteration if the run's length is unknown
+    cost_usd: float | None  # Cost of the run, or of one iteration; None if no price is known
 
     @property
     def seconds(self) -> float:
@@ -67,11 +62,8 @@ MIN_RIVAL_PROBABILITY: Final = 1 / 3
 """The advice also names a GPU that beats the best GPU with at least this probability. The probability follows from
 log-normal distributions whose 5 % and 95 % quantiles are the ends of the intervals."""
 
-MONTHS_FROM: Final = 100
-"""The age of a price is shown in months from this number of days."""
-
-WORTH_NAMING: Final = 0.05
-"""Minimum relative time saving for a GPU to be named next to the cheapest GPU."""
+MONTHS_FROM: Final = 100  # The age of a price is shown in months from this number of days
+WORTH_NAMING: Final = 0.05  # Minimum relative time saving for a GPU to be named next to the cheapest GPU
 
 MOVING_SECONDS: Final = 300.0
 """If less than this time remains, we recommend no other GPU. Starting a rented machine takes minutes, and setting up
@@ -81,24 +73,16 @@ the environment and the data takes longer."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineTimes:
-    """The machine in use, which recommended GPUs are compared with.
+    """The machine in use, which recommended GPUs are compared with."""
 
-    Attributes:
-        name: Catalogue name of the machine's GPU or layout, or the name that the GPU reports.
-        label: Name of the machine in a sentence: `this L4`.
-        time: Seconds of the run, or of one iteration, on this machine.
-        cost_usd: Cost of `time` on this machine; None if no price is known.
-        left: Remaining seconds of the run on this machine; None if the length of the run is unknown.
-        at_most: Whether the run may end earlier than predicted.
-    """
-
-    name: str
-    label: str
+    name: str  # Catalogue name of the machine's GPU or layout, or the name that the GPU reports
+    label: str  # Name of the machine in a sentence: `this L4`.
     is_running: bool
-    time: Interval[float]
-    cost_usd: float | None
+    time: Interval[float]  # Seconds of the run, or of one iteration, on this machine
+    cost_usd: float | None  # Cost of `time` on this machine; None if no price is known
+    # Remaining seconds of the run on this machine; None if the length of the run is unknown
     left: Interval[float] | None = None
-    at_most: bool = False
+    at_most: bool = False  # Whether the run may end earlier than predicted
 
     @property
     def seconds(self) -> float:
@@ -114,50 +98,31 @@ class MachineTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Recommended GPUs, and GPUs that cannot be recommended.
+    """Recommended GPUs, and GPUs that cannot be recommended."""
 
-    Attributes:
-        per_iteration: Whether times and costs are of the samples of one recorded iteration, because the length of the
-            run is unknown.
-        cheapest: The GPU with the lowest cost; None if no price is known.
-        fastest: The fastest GPU; None if the run fits on no GPU.
-        as_fast: Names of GPUs within 1 % of the time of `fastest`, in the requested order.
-        cheapest_rivals: GPUs that may be the cheapest within their intervals, likeliest first.
-        perhaps_fastest: Names of GPUs that may be the fastest within their intervals, likeliest first, without
-            `as_fast`.
-        limit: Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU
-            itself.
-        in_use: The machine in use; None if unknown or not timed.
-        deadline_hours: Maximum time of the run; None without a deadline.
-        within_deadline: The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU
-            does, or without a deadline.
-        frontier: Pareto frontier of time and cost, fastest first.
-        group: Requested group of GPUs (`all`); None if the user named GPUs.
-        compared: Number of compared GPUs that have a price, and on which the run fits.
-        tight: Names of the GPUs on which the run fits tightly.
-        without_price: Names of the GPUs on which the run fits but which have no price.
-        memory_unknown: Whether the memory need of the run is unknown on every GPU.
-        made_on: ISO day of the predictions, for the age of prices; None omits the age.
-    """
-
+    # Whether times and costs are of the samples of one recorded iteration, because the length of the run is unknown
     per_iteration: bool
-    cheapest: RankedGpu | None
-    fastest: RankedGpu | None
-    as_fast: tuple[str, ...]
-    cheapest_rivals: tuple[RankedGpu, ...]
+    cheapest: RankedGpu | None  # The GPU with the lowest cost; None if no price is known
+    fastest: RankedGpu | None  # The fastest GPU; None if the run fits on no GPU
+    as_fast: tuple[str, ...]  # Names of GPUs within 1 % of the time of `fastest`, in the requested order
+    cheapest_rivals: tuple[RankedGpu, ...]  # GPUs that may be the cheapest within their intervals, likeliest first
+    # Names of GPUs that may be the fastest within their intervals, likeliest first, without `as_fast`
     perhaps_fastest: tuple[str, ...]
+    # Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU itself.
     limit: Literal["loader", "host"] | None
-    in_use: MachineTimes | None
-    deadline_hours: float | None
+    in_use: MachineTimes | None  # The machine in use; None if unknown or not timed
+    deadline_hours: float | None  # Maximum time of the run; None without a deadline
+    # The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU does, or without a
+    # deadline
     within_deadline: RankedGpu | None
-    frontier: tuple[RankedGpu, ...]
-    group: str | None
-    compared: int
+    frontier: tuple[RankedGpu, ...]  # Pareto frontier of time and cost, fastest first
+    group: str | None  # Requested group of GPUs (`all`); None if the user named GPUs
+    compared: int  # Number of compared GPUs that have a price, and on which the run fits
     does_not_fit: tuple[str, ...]
-    tight: tuple[str, ...]
-    without_price: tuple[str, ...]
-    memory_unknown: bool
-    made_on: str | None = None
+    tight: tuple[str, ...]  # Names of the GPUs on which the run fits tightly
+    without_price: tuple[str, ...]  # Names of the GPUs on which the run fits but which have no price
+    memory_unknown: bool  # Whether the memory need of the run is unknown on every GPU
+    made_on: str | None = None  # ISO day of the predictions, for the age of prices; None omits the age
 
     @property
     def perhaps_cheapest(self) -> tuple[str, ...]:
@@ -261,11 +226,8 @@ def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
     return tuple(best)
 
 
-MOST_ROWS: Final = 7
-"""Maximum number of GPUs of a group in a table."""
-
-FEWEST_ROWS: Final = 5
-"""Minimum number of GPUs of a group in a table, if the run fits on this number of GPUs."""
+MOST_ROWS: Final = 7  # Maximum number of GPUs of a group in a table
+FEWEST_ROWS: Final = 5  # Minimum number of GPUs of a group in a table, if the run fits on this number of GPUs
 
 
 def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[str, ...]:
@@ -509,8 +471,7 @@ def _compared_to_machine(candidate: RankedGpu, ranking: Ranking) -> str:
     return f" It is as fast as {in_use.label}."
 
 
-MOST_SOONER: Final = 3
-"""Maximum number of faster GPUs that the advice names."""
+MOST_SOONER: Final = 3  # Maximum number of faster GPUs that the advice names
 
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:

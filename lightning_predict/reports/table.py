@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = "unknown"
 
-_MOST_LINES: Final = 2
-"""Maximum number of lines per row."""
+_MOST_LINES: Final = 2  # Maximum number of lines per row
 
 
 def plain_table(

@@ -35,8 +35,7 @@ from lightning_predict.reports.table_rows import (
     shown_period,
 )
 
-EXTRAPOLATION_MARK: Final = "†"
-"""Marks a GPU whose time is mostly extrapolated from other GPUs."""
+EXTRAPOLATION_MARK: Final = "†"  # Marks a GPU whose time is mostly extrapolated from other GPUs
 
 MARKED_EXTRAPOLATED_SHARE: Final = 0.5
 """A GPU is marked if at least this share of its time is extrapolated from other GPUs."""
@@ -74,20 +73,13 @@ class Column:
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns and cell texts of one table.
-
-    Attributes:
-        rows: The cell texts of each row. A line break in a text breaks the cell.
-        unknown: Titles of the columns without any known value.
-        hidden: Titles of the columns that were dropped for lack of space.
-        lines: What each row describes.
-    """
+    """Columns and cell texts of one table."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    unknown: tuple[str, ...]
-    hidden: tuple[str, ...]
-    lines: tuple[TableLine, ...]
+    rows: tuple[tuple[str, ...], ...]  # The cell texts of each row. A line break in a text breaks the cell.
+    unknown: tuple[str, ...]  # Titles of the columns without any known value
+    hidden: tuple[str, ...]  # Titles of the columns that were dropped for lack of space
+    lines: tuple[TableLine, ...]  # What each row describes
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -28,13 +28,11 @@ from lightning_predict.reports.table_rows import (
     shown_period,
 )
 
-NoteRule = Callable[[AbstractPredictions], Iterable[str]]
-"""Yields a note if its condition holds."""
+NoteRule = Callable[[AbstractPredictions], Iterable[str]]  # Yields a note if its condition holds
 
 _Key = TypeVar("_Key")
 
-MAX_NOTES: Final = 3
-"""Maximum number of notes below a table without `verbose`."""
+MAX_NOTES: Final = 3  # Maximum number of notes below a table without `verbose`
 
 LOADER_RATE: Final = 5000.0
 """Samples per second and machine above which a loader may not keep up: a rounded figure for about 32 cores that

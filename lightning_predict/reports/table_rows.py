@@ -15,8 +15,7 @@ from lightning_predict.run.workload import STEPS_SHOWN
 LARGE_PART: Final = 0.1
 """Parts of a total other than training steps, and waits for the loader, are shown without `verbose` from this share."""
 
-TableLine = Prediction | MachineInUse
-"""What a table row describes."""
+TableLine = Prediction | MachineInUse  # What a table row describes
 
 
 def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[TableLine, ...]:

@@ -49,8 +49,7 @@ from lightning_predict.timeline.simulation import (
 from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.weights.source import AnyWeights
 
-_PLACE: Final = "_place"
-"""Argument name that marks the position of the recorded operation while a change is applied."""
+_PLACE: Final = "_place"  # Argument name that marks the position of the recorded operation while a change is applied
 
 ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
 """Host time of an added operation, if the recording has no timed operation with one kernel: 13 us for a forward

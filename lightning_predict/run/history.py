@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
 
-RUNS_THAT_COUNT: Final = 10
-"""A correction is the median over at most this number of latest runs of a model on a GPU."""
+RUNS_THAT_COUNT: Final = 10  # A correction is the median over at most this number of latest runs of a model on a GPU
 
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum number of bytes that are read, about 20,000 runs. Reading more would delay a hook."""
@@ -87,21 +86,15 @@ class HistoryRecord:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Correction factors for a prediction, derived from earlier runs.
+    """Correction factors for a prediction, derived from earlier runs."""
 
-    Attributes:
-        step: Factor on the step time; 1 if the step was measured in this run.
-        run: Factor on the run time, for effects outside a measured step (throttling, pauses); 1 without such effects.
-        run_spread: Factor between `run` and either end of its 90 % interval.
-        runs: Number of earlier runs that the factors are derived from.
-        batch_sizes: Batch sizes of the earlier runs, if the step time is interpolated between them; otherwise empty.
-    """
-
-    step: float
+    step: float  # Factor on the step time; 1 if the step was measured in this run
+    # Factor on the run time, for effects outside a measured step (throttling, pauses); 1 without such effects
     run: float
-    runs: int
+    runs: int  # Number of earlier runs that the factors are derived from
+    # Batch sizes of the earlier runs, if the step time is interpolated between them; otherwise empty
     batch_sizes: tuple[int, ...] = ()
-    run_spread: float = 1.0
+    run_spread: float = 1.0  # Factor between `run` and either end of its 90 % interval
 
     def note(self, gpu: str) -> str:
         """Return a sentence that describes the correction to the user."""

@@ -19,14 +19,12 @@ from lightning_predict.base.checked import Checked, File, read_json
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import write_atomically
 
-PROGRESS_PREFIX: Final = "lightning_predict_progress"
-"""Name prefix of progress files."""
+PROGRESS_PREFIX: Final = "lightning_predict_progress"  # Name prefix of progress files
 
 PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job's place in a plan, as JSON: job, node, machine, num_gpus."""
 
-RENEWED_SECONDS: Final = 60.0
-"""Seconds between two writes, and of training before the speed of the run is estimated."""
+RENEWED_SECONDS: Final = 60.0  # Seconds between two writes, and of training before the speed of the run is estimated
 
 
 @final
@@ -43,25 +41,18 @@ class PlanSlot:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Contents of a progress file.
+    """Contents of a progress file."""
 
-    Attributes:
-        place: The job's place in the plan; None outside a plan.
-        done: Completed share of the work, from 0 to 1.
-        whole_seconds: Time of the whole run at the current speed of this process; None until the speed is known.
-        beside_seconds: Part of `whole_seconds` outside training steps (waits for data, validation, checkpoints); None
-            if no step was timed.
-        began: Start of training in this process, as Unix time.
-        written: Time of this write, as Unix time.
-    """
-
-    place: PlanSlot | None
-    done: float
+    place: PlanSlot | None  # The job's place in the plan; None outside a plan
+    done: float  # Completed share of the work, from 0 to 1
     has_ended: bool
+    # Time of the whole run at the current speed of this process; None until the speed is known
     whole_seconds: float | None
+    # Part of `whole_seconds` outside training steps (waits for data, validation, checkpoints); None if no step was
+    # timed
     beside_seconds: float | None
-    began: float
-    written: float
+    began: float  # Start of training in this process, as Unix time
+    written: float  # Time of this write, as Unix time
 
 
 def place_in_use() -> PlanSlot | None:
@@ -104,18 +95,12 @@ def write_progress(path: Path, progress: Progress) -> None:
 @final
 @dataclass(slots=True, kw_only=True)
 class ProgressKeeper:
-    """Tracks the progress of a run and decides when to write the progress file.
+    """Tracks the progress of a run and decides when to write the progress file."""
 
-    Attributes:
-        batches: Number of batches of the whole run; None if unknown, in which case no file is written.
-        clock: Returns seconds of a monotonic clock.
-        wall_clock: Returns Unix time in seconds.
-    """
-
-    batches: int | None
+    batches: int | None  # Number of batches of the whole run; None if unknown, in which case no file is written
     place: PlanSlot | None
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic  # Returns seconds of a monotonic clock
+    wall_clock: Callable[[], float] = time.time  # Returns Unix time in seconds
     _began: float = 0.0
     _first: tuple[float, int] | None = None
     _written_at: float | None = None

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 # --- Remaining work, and how long it takes
 
-ESTIMATED_WRITING: Final = 4.0
-"""Factor of the interval of a checkpoint's time that is estimated from its size."""
+ESTIMATED_WRITING: Final = 4.0  # Factor of the interval of a checkpoint's time that is estimated from its size
 
 
 STEPS_SHOWN: Final = 1000
@@ -49,19 +48,13 @@ class Loader:
     is the loader's full time, and adds to each step. With workers, batches are loaded during the step. If there is a
     wait, the loader is slower than the step, and loading a batch takes the step time plus the wait. If there is no
     wait, the loader's speed is unknown, and a much faster GPU may have to wait for the loader.
-
-    Attributes:
-        seconds_per_batch: Wait for a batch. If `overlaps`, the time in which the workers load a batch.
-        overlaps: Whether batches are loaded during the step. The step then takes the longer of both times, not their
-            sum.
-        spread: Ends of the interval of `seconds_per_batch`, as factors.
-        is_reliable: Whether enough waits were measured to call the loader a bottleneck.
     """
 
-    seconds_per_batch: float = 0.0
+    seconds_per_batch: float = 0.0  # Wait for a batch. If `overlaps`, the time in which the workers load a batch.
+    # Whether batches are loaded during the step. The step then takes the longer of both times, not their sum.
     overlaps: bool = False
-    spread: tuple[float, float] = (1.0, 1.0)
-    is_reliable: bool = True
+    spread: tuple[float, float] = (1.0, 1.0)  # Ends of the interval of `seconds_per_batch`, as factors
+    is_reliable: bool = True  # Whether enough waits were measured to call the loader a bottleneck
 
     def with_loading(self, seconds: float, *, batches: float) -> float:
         """Return the time of `batches` batches including the wait for the loader.
@@ -77,19 +70,12 @@ class Loader:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Numbers of training batches and optimizer steps, including shorter ones at the end of an epoch.
+    """Numbers of training batches and optimizer steps, including shorter ones at the end of an epoch."""
 
-    Attributes:
-        optimizer_steps: Number of optimizer steps. An epoch may end with a shorter gradient accumulation window.
-        batches: Number of batches, including partial batches.
-        partial_batches: Number of batches with fewer samples, at the ends of epochs.
-        partial_share: Samples of a partial batch, relative to a full batch.
-    """
-
-    optimizer_steps: int
-    batches: int
-    partial_batches: int = 0
-    partial_share: float = 1.0
+    optimizer_steps: int  # Number of optimizer steps. An epoch may end with a shorter gradient accumulation window.
+    batches: int  # Number of batches, including partial batches
+    partial_batches: int = 0  # Number of batches with fewer samples, at the ends of epochs
+    partial_share: float = 1.0  # Samples of a partial batch, relative to a full batch
 
     @property
     def full_batches(self) -> float:
@@ -100,16 +86,11 @@ class Batches:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Remaining checkpoints. Their time does not depend on the GPU, because the host writes them.
+    """Remaining checkpoints. Their time does not depend on the GPU, because the host writes them."""
 
-    Attributes:
-        count: Number of checkpoint files; None if unknown.
-        seconds: Time to write one file; None if unknown.
-        is_estimated: Whether `seconds` is estimated from the size of the state, because no checkpoint was timed.
-    """
-
-    count: int | None = 0
-    seconds: float | None = None
+    count: int | None = 0  # Number of checkpoint files; None if unknown
+    seconds: float | None = None  # Time to write one file; None if unknown
+    # Whether `seconds` is estimated from the size of the state, because no checkpoint was timed
     is_estimated: bool = True
 
     @property
@@ -124,93 +105,59 @@ class Checkpoints:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Remaining work of a run.
+    """Remaining work of a run."""
 
-    Attributes:
-        training_iterations: Number of remaining training steps (optimizer steps); None if unknown.
-        training: Remaining batches and optimizer steps, including short ones; None if all steps are full.
-        epoch: Batches and optimizer steps of one epoch; None if unknown.
-        validation_iterations: Number of remaining validation batches; None if unknown.
-        samples_per_iteration: Number of samples of one training step on one GPU; None if unknown.
-        loader: Waiting time for batches.
-        loader_workers: Number of workers of each GPU's loader; None if unknown.
-        validation_wait: Seconds of the wait for a validation batch, the same on every GPU.
-        between: Remaining seconds between epochs and around validation, for example to start workers; the same on
-            every GPU.
-        finished_iterations: Number of training steps before these.
-        at_most: Whether the run may end earlier (early stopping, a time limit).
-        time_limit_seconds: Seconds until the Trainer's time limit ends the run; None without a limit.
-    """
-
-    training_iterations: int | None = None
+    training_iterations: int | None = None  # Number of remaining training steps (optimizer steps); None if unknown
+    # Remaining batches and optimizer steps, including short ones; None if all steps are full
     training: Batches | None = None
-    epoch: Batches | None = None
-    validation_iterations: int | None = 0
-    samples_per_iteration: int | None = None
-    loader: Loader = Loader()
-    loader_workers: int | None = None
+    epoch: Batches | None = None  # Batches and optimizer steps of one epoch; None if unknown
+    validation_iterations: int | None = 0  # Number of remaining validation batches; None if unknown
+    samples_per_iteration: int | None = None  # Number of samples of one training step on one GPU; None if unknown
+    loader: Loader = Loader()  # Waiting time for batches
+    loader_workers: int | None = None  # Number of workers of each GPU's loader; None if unknown
     checkpoints: Checkpoints = Checkpoints()
-    validation_wait: Interval[float] = NOTHING
+    validation_wait: Interval[float] = NOTHING  # Seconds of the wait for a validation batch, the same on every GPU
+    # Remaining seconds between epochs and around validation, for example to start workers; the same on every GPU
     between: Interval[float] = NOTHING
-    finished_iterations: int = 0
-    at_most: bool = False
-    time_limit_seconds: float | None = None
+    finished_iterations: int = 0  # Number of training steps before these
+    at_most: bool = False  # Whether the run may end earlier (early stopping, a time limit)
+    time_limit_seconds: float | None = None  # Seconds until the Trainer's time limit ends the run; None without a limit
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Predicted time of the rest of a run on one GPU.
-
-    Attributes:
-        iterations: Number of remaining training steps; None if unknown.
-        samples_per_iteration: Number of samples of one training step on all GPUs; None if unknown.
-        training_seconds: Seconds of all remaining training steps, with waits for the loader; None if their number is
-            unknown.
-        validation_seconds: Seconds of all remaining validation batches, with waits; None if their number or time is
-            unknown.
-        total: Known seconds of the rest of the run; None if the number of training steps is unknown.
-        beside: Seconds of checkpoints, pauses and waits for validation batches, which are the same on every GPU.
-        cycle_seconds: Time of a step, including the wait for the loader.
-        epoch_seconds: Training time of one epoch; None if the length of an epoch is unknown.
-        epoch_iterations: Number of training steps of one epoch; None if unknown.
-        loader_seconds: Time in which the loader loads the batches of one step; hidden if the loader overlaps with the
-            step.
-        loader_is_reliable: Whether enough waits were measured to call the loader a bottleneck.
-        checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
-        checkpoint_is_estimated: Whether the checkpoint time is estimated, because no checkpoint was timed.
-        validation_is_estimated: Whether the validation time is estimated from the forward part of a training step.
-        finished_iterations: Number of training steps before the rest of the run.
-        at_most: Whether the run may end earlier.
-        is_cut_off: Whether the Trainer's time limit ends the run. The totals then end at the limit.
-        flops: FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown.
-        flops_dtype: dtype of most of the FLOPs; None if unknown.
-        tokens_per_iteration: Tokens of a training step on all GPUs; None if unknown.
-        shown_iterations: Number of training steps with the samples of `STEPS_SHOWN` recorded steps.
-    """
+    """Predicted time of the rest of a run on one GPU."""
 
     gpu: str
+    # Seconds of all remaining training steps, with waits for the loader; None if their number is unknown
     training_seconds: float | None
+    # Seconds of all remaining validation batches, with waits; None if their number or time is unknown
     validation_seconds: float | None
+    # Known seconds of the rest of the run; None if the number of training steps is unknown
     total: Interval[float] | None
-    cycle_seconds: float
+    cycle_seconds: float  # Time of a step, including the wait for the loader
+    # Seconds of checkpoints, pauses and waits for validation batches, which are the same on every GPU
     beside: Interval[float] = NOTHING
-    iterations: int | None = None
-    samples_per_iteration: int | None = None
-    epoch_seconds: float | None = None
-    epoch_iterations: int | None = None
+    iterations: int | None = None  # Number of remaining training steps; None if unknown
+    samples_per_iteration: int | None = None  # Number of samples of one training step on all GPUs; None if unknown
+    epoch_seconds: float | None = None  # Training time of one epoch; None if the length of an epoch is unknown
+    epoch_iterations: int | None = None  # Number of training steps of one epoch; None if unknown
+    # Time in which the loader loads the batches of one step; hidden if the loader overlaps with the step
     loader_seconds: float = 0.0
-    loader_is_reliable: bool = True
-    checkpoint_seconds: float | None = 0.0
-    checkpoint_is_estimated: bool = False
+    loader_is_reliable: bool = True  # Whether enough waits were measured to call the loader a bottleneck
+    checkpoint_seconds: float | None = 0.0  # Seconds of all remaining checkpoints; None if unknown
+    checkpoint_is_estimated: bool = False  # Whether the checkpoint time is estimated, because no checkpoint was timed
+    # Whether the validation time is estimated from the forward part of a training step
     validation_is_estimated: bool = False
-    finished_iterations: int = 0
-    at_most: bool = False
-    is_cut_off: bool = False
+    finished_iterations: int = 0  # Number of training steps before the rest of the run
+    at_most: bool = False  # Whether the run may end earlier
+    is_cut_off: bool = False  # Whether the Trainer's time limit ends the run. The totals then end at the limit.
+    # FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown
     flops: float | None = None
-    flops_dtype: str | None = None
-    tokens_per_iteration: int | None = None
-    shown_iterations: int = STEPS_SHOWN
+    flops_dtype: str | None = None  # dtype of most of the FLOPs; None if unknown
+    tokens_per_iteration: int | None = None  # Tokens of a training step on all GPUs; None if unknown
+    shown_iterations: int = STEPS_SHOWN  # Number of training steps with the samples of `STEPS_SHOWN` recorded steps
 
     @property
     def total_seconds(self) -> float | None:

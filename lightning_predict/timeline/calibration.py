@@ -48,42 +48,29 @@ from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROG
 GAP_SECONDS: Final = 1e-06
 """Default gap between two kernels that are queued in the same stream, for traces that do not show it."""
 
-LARGEST_GAP_SECONDS: Final = 3e-06
-"""Upper bound on a gap."""
-
-MIN_GAPS: Final = 20
-"""Minimum number of gaps for computing a median."""
-
-SLOWEST_PROFILER: Final = 20.0
-"""Upper bound on the factor by which a profiler slows the host."""
+LARGEST_GAP_SECONDS: Final = 3e-06  # Upper bound on a gap
+MIN_GAPS: Final = 20  # Minimum number of gaps for computing a median
+SLOWEST_PROFILER: Final = 20.0  # Upper bound on the factor by which a profiler slows the host
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalibration:
-    """Calibrated host and corrections, which apply to the predictions for all GPUs.
-
-    Attributes:
-        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include the gap.
-        device_factor: Measured device time divided by the sum of recorded kernel times, at most 1.
-        residual_seconds: Part of the measured step time that the trace does not explain.
-        device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
-        added_host_seconds: Host work per step that is missing from the recording. The simulation adds this work before
-            the first operation.
-        running_share: Step time in a running loop divided by the measured step time; below 1 if each measured step
-            waited for the device at its end.
-        is_host_assumed: Whether neither the host's time without a profiler nor a host-bound step was measured.
-        is_profiled: Whether the assumed host derives from the times of a profiler; otherwise it is the median host.
-    """
+    """Calibrated host and corrections, which apply to the predictions for all GPUs."""
 
     host: HostModel
-    gap_seconds: float = 0.0
-    device_factor: float = 1.0
-    residual_seconds: float = 0.0
-    device_seconds: float = 0.0
+    gap_seconds: float = 0.0  # Gap between two queued kernels of a stream; 0 if kernel times include the gap
+    device_factor: float = 1.0  # Measured device time divided by the sum of recorded kernel times, at most 1
+    residual_seconds: float = 0.0  # Part of the measured step time that the trace does not explain
+    device_seconds: float = 0.0  # Device time of the step on the recorded GPU; 0 without measurements
+    # Host work per step that is missing from the recording. The simulation adds this work before the first operation.
     added_host_seconds: float = 0.0
+    # Step time in a running loop divided by the measured step time; below 1 if each measured step waited for the device
+    # at its end
     running_share: float = 1.0
+    # Whether neither the host's time without a profiler nor a host-bound step was measured
     is_host_assumed: bool = False
+    # Whether the assumed host derives from the times of a profiler; otherwise it is the median host
     is_profiled: bool = False
 
 

@@ -51,23 +51,14 @@ from lightning_predict.uncertainty import FASTEST_HOST, FORMULA_SPREAD, SLOWEST_
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Overheads of one operation in seconds of host time.
+    """Overheads of one operation in seconds of host time."""
 
-    Attributes:
-        between_operations: T1, between two operations.
-        before_first_launch: T2, from the start of the operation to its first launch.
-        after_last_launch: T3, from the last launch to the end of the operation.
-        launch: T4, one launch call.
-        between_launches: T5, between two launches of the operation.
-        without_launch: Time of an operation that launches nothing (also T5).
-    """
-
-    between_operations: float
-    before_first_launch: float
-    after_last_launch: float
-    launch: float
-    between_launches: float
-    without_launch: float
+    between_operations: float  # T1, between two operations
+    before_first_launch: float  # T2, from the start of the operation to its first launch
+    after_last_launch: float  # T3, from the last launch to the end of the operation
+    launch: float  # T4, one launch call
+    between_launches: float  # T5, between two launches of the operation
+    without_launch: float  # Time of an operation that launches nothing (also T5)
 
     def scaled(self, factor: float) -> Overheads:
         """Return the overheads multiplied by `factor`."""
@@ -155,19 +146,12 @@ ms."""
 @final
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Assumed speed of the host that launches a step on another GPU.
+    """Assumed speed of the host that launches a step on another GPU."""
 
-    Attributes:
-        factor: Host time relative to the measured host, or to a median host if no host was measured.
-        spread: Factor to either end of the 90 % interval of a host class; None without a class.
-        name: Name of the host class.
-        share: Additional factor on the host time, for example for fewer launches.
-    """
-
-    factor: float = 1.0
-    spread: float | None = None
-    name: str = "median"
-    share: float = 1.0
+    factor: float = 1.0  # Host time relative to the measured host, or to a median host if no host was measured
+    spread: float | None = None  # Factor to either end of the 90 % interval of a host class; None without a class
+    name: str = "median"  # Name of the host class
+    share: float = 1.0  # Additional factor on the host time, for example for fewer launches
 
     def scaled(self, factor: float) -> Host:
         """Return a host whose operations take `factor` times as long."""
@@ -249,19 +233,13 @@ def host_of(host: str | float | Host | None) -> Host:
 @final
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """Host model: a speed factor, and the overheads of operations that were not timed.
+    """Host model: a speed factor, and the overheads of operations that were not timed."""
 
-    Attributes:
-        by_phase: Overheads of operations that were not timed.
-        factor: Time of this host relative to the overheads (recorded or from the table).
-        low_factor: Lower end of the 90 % interval of the host time, relative to the middle.
-        high_factor: Upper end of the 90 % interval of the host time, relative to the middle.
-    """
-
+    # Overheads of operations that were not timed
     by_phase: Mapping[Phase, Overheads] = field(default_factory=lambda: SHARED_OVERHEADS)
-    factor: float = 1.0
-    low_factor: float = FASTEST_HOST
-    high_factor: float = SLOWEST_HOST
+    factor: float = 1.0  # Time of this host relative to the overheads (recorded or from the table)
+    low_factor: float = FASTEST_HOST  # Lower end of the 90 % interval of the host time, relative to the middle
+    high_factor: float = SLOWEST_HOST  # Upper end of the 90 % interval of the host time, relative to the middle
 
     def overheads(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
         """Return the overheads of an operation: recorded overheads, or its phase's overheads plus library time."""
@@ -278,8 +256,7 @@ PROFILER_SLOWDOWN: Final = 2.2
 """Factor by which a profiler slows operations and launches on the host. Longer Python code between operations is not
 slowed."""
 
-PYTHON_SECONDS: Final = 0.001
-"""Minimum pause between two operations that counts as the user's code."""
+PYTHON_SECONDS: Final = 0.001  # Minimum pause between two operations that counts as the user's code
 
 BLOCKED_LAUNCH_SECONDS: Final = 5e-05
 BLOCKED_LAUNCH_RATIO: Final = 5.0

@@ -42,40 +42,30 @@ from lightning_predict.uncertainty import summed_by_owner
 
 COMPUTE_STREAM: Final = 0
 
-START_SECONDS: Final = 2e-06
-"""Time from the end of a launch call to the start of its kernel on an idle stream."""
+START_SECONDS: Final = 2e-06  # Time from the end of a launch call to the start of its kernel on an idle stream
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOperation:
-    """An operation in the simulation.
-
-    Attributes:
-        phase: Phase of the step, which selects the overheads.
-        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no
-            kernels.
-        calls: Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call.
-            None if each kernel has its own call.
-        waits: Whether the host waits after the operation until the compute stream has finished.
-        recorded: Recorded overheads; None uses the overheads of the host model.
-        library_seconds: Extra host time inside a library call, added to the overheads of the host model. Recorded
-            overheads already include this time.
-        python_seconds: Host work before the operation, outside operations.
-        operation: Index of the operation in the trace; None for an operation outside the trace.
-    """
+    """An operation in the simulation."""
 
     name: str
-    phase: Phase
+    phase: Phase  # Phase of the step, which selects the overheads
+    # Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no kernels.
     seconds: Array
     streams: tuple[int, ...] = ()
+    # Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call. None if
+    # each kernel has its own call.
     calls: tuple[int, ...] | None = None
-    waits: bool = False
+    waits: bool = False  # Whether the host waits after the operation until the compute stream has finished
     module: str | None = None
-    recorded: Overheads | None = None
+    recorded: Overheads | None = None  # Recorded overheads; None uses the overheads of the host model
+    # Extra host time inside a library call, added to the overheads of the host model. Recorded overheads already
+    # include this time.
     library_seconds: float = 0.0
-    python_seconds: float = 0.0
-    operation: int | None = None
+    python_seconds: float = 0.0  # Host work before the operation, outside operations
+    operation: int | None = None  # Index of the operation in the trace; None for an operation outside the trace
 
     @property
     def launches(self) -> int:
@@ -87,44 +77,28 @@ class HostOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
-    """Operations of a step as arrays.
+    """Operations of a step as arrays."""
 
-    Attributes:
-        kinds: Distinct (recorded overheads, phase, launch calls, library seconds) of the operations.
-        kind: Index into `kinds` of each operation, shape (operations,).
-        python_seconds: Host work before each operation, outside operations, shape (operations,).
-        seconds: Device seconds of all kernels, shape (gpus, kernels).
-        gap_seconds: Gap between two queued kernels of a stream.
-        streams: Stream of each kernel, shape (kernels,).
-        owners: Operation of each kernel, shape (kernels,).
-        calls: Index of each kernel's launch call within its operation, shape (kernels,).
-        waits: For each synchronization, the number of operations and kernels before it.
-    """
-
+    # Distinct (recorded overheads, phase, launch calls, library seconds) of the operations
     kinds: tuple[tuple[Overheads | None, Phase, int, float], ...]
-    kind: IndexArray
-    python_seconds: Array
-    seconds: Array
-    gap_seconds: float
-    streams: IndexArray
-    owners: IndexArray
-    calls: IndexArray
-    waits: tuple[tuple[int, int], ...]
+    kind: IndexArray  # Index into `kinds` of each operation, shape (operations,)
+    python_seconds: Array  # Host work before each operation, outside operations, shape (operations,)
+    seconds: Array  # Device seconds of all kernels, shape (gpus, kernels)
+    gap_seconds: float  # Gap between two queued kernels of a stream
+    streams: IndexArray  # Stream of each kernel, shape (kernels,)
+    owners: IndexArray  # Operation of each kernel, shape (kernels,)
+    calls: IndexArray  # Index of each kernel's launch call within its operation, shape (kernels,)
+    waits: tuple[tuple[int, int], ...]  # For each synchronization, the number of operations and kernels before it
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """Timeline of the host in one step, without waits.
+    """Timeline of the host in one step, without waits."""
 
-    Attributes:
-        begins: Start of each operation, shape (operations,).
-        launched: Earliest start of each kernel on an idle stream, shape (kernels,).
-        waits: For each synchronization, in order: the number of operations and kernels before it, and the host time.
-    """
-
-    begins: Array
-    launched: Array
+    begins: Array  # Start of each operation, shape (operations,)
+    launched: Array  # Earliest start of each kernel on an idle stream, shape (kernels,)
+    # For each synchronization, in order: the number of operations and kernels before it, and the host time
     waits: tuple[tuple[int, int, float], ...]
     seconds: float
 
@@ -251,11 +225,8 @@ def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
     return tuple(numbers.setdefault(start, len(numbers)) for start in starts)
 
 
-Queue = tuple[int, int]
-"""A GPU and one stream of this GPU. A stream executes its kernels in order."""
-
-STREAMS_OF_A_GPU: Final = 100_000
-"""Stream-id offset between GPUs, larger than the number of streams of any GPU."""
+Queue = tuple[int, int]  # A GPU and one stream of this GPU. A stream executes its kernels in order.
+STREAMS_OF_A_GPU: Final = 100_000  # Stream-id offset between GPUs, larger than the number of streams of any GPU
 
 
 def queue_of(kernel: Kernel) -> Queue:
@@ -280,44 +251,28 @@ def main_queue(trace: Trace) -> Queue | None:
     return greatest(busy, busy.__getitem__) if busy else None
 
 
-STEADY_STEPS: Final = 3
-"""Number of simulated steps; the last one corresponds to a step of a running loop."""
+STEADY_STEPS: Final = 3  # Number of simulated steps; the last one corresponds to a step of a running loop
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTimeline:
-    """Times of one simulated step.
+    """Times of one simulated step."""
 
-    Attributes:
-        seconds: Step time, shape (gpus,).
-        active_seconds: Kernel time of the compute stream, shape (gpus,).
-        active_with_gaps_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
-        host_seconds: Host time without waits.
-        host_ends: Time from the start of the last step until the host has finished it, including waits; shape (gpus,).
-        busy: Time that the compute stream spends on each operation's kernels and gaps, shape (gpus, operations).
-        waiting: Time that the compute stream waits for the launches of each operation, shape (gpus, operations).
-        begins: Start of the last step, which is the end of the previous step, shape (gpus,).
-        operation_starts: Host start of each operation of the last step, shape (gpus, operations).
-        kernel_starts: Start of each kernel of the last step, shape (gpus, kernels).
-        kernel_seconds: Duration of each kernel, shape (gpus, kernels).
-        kernel_streams: Stream of each kernel, shape (kernels,).
-        kernel_owners: Operation that launched each kernel, shape (kernels,).
-    """
-
-    seconds: Array
-    active_seconds: Array
-    active_with_gaps_seconds: Array
-    host_seconds: float
+    seconds: Array  # Step time, shape (gpus,)
+    active_seconds: Array  # Kernel time of the compute stream, shape (gpus,)
+    active_with_gaps_seconds: Array  # Kernel time of the compute stream including gaps, shape (gpus,)
+    host_seconds: float  # Host time without waits
+    # Time from the start of the last step until the host has finished it, including waits; shape (gpus,)
     host_ends: Array
-    busy: Array
-    waiting: Array
-    begins: Array
-    operation_starts: Array
-    kernel_starts: Array
-    kernel_seconds: Array
-    kernel_streams: IndexArray
-    kernel_owners: IndexArray
+    busy: Array  # Time that the compute stream spends on each operation's kernels and gaps, shape (gpus, operations)
+    waiting: Array  # Time that the compute stream waits for the launches of each operation, shape (gpus, operations)
+    begins: Array  # Start of the last step, which is the end of the previous step, shape (gpus,)
+    operation_starts: Array  # Host start of each operation of the last step, shape (gpus, operations)
+    kernel_starts: Array  # Start of each kernel of the last step, shape (gpus, kernels)
+    kernel_seconds: Array  # Duration of each kernel, shape (gpus, kernels)
+    kernel_streams: IndexArray  # Stream of each kernel, shape (kernels,)
+    kernel_owners: IndexArray  # Operation that launched each kernel, shape (kernels,)
 
 
 def simulate_timeline(
@@ -379,12 +334,6 @@ class _Segment:
         launched: Launch time of each kernel of the step, shape (kernels,).
         durations: Device seconds of each kernel, shape (gpus, kernels).
         streams: Stream of each kernel.
-
-    Attributes:
-        compute: Positions of the compute stream's kernels in the segment.
-        before: P_j, the compute stream's work before each compute kernel, shape (gpus, compute).
-        latest: Running maximum of launch_i - P_i, shape (gpus, compute).
-        total: Work of the compute stream, shape (gpus,).
     """
 
     def __init__(
@@ -400,12 +349,14 @@ class _Segment:
         self.launched, self.durations, self.streams = launched[kernels], durations[:, kernels], streams[kernels]
         computes = self.streams == COMPUTE_STREAM
         self.has_others = not computes.all()
+        # Positions of the compute stream's kernels in the segment
         self.compute = np.flatnonzero(computes) if self.has_others else slice(None)
         own = self.durations[:, self.compute]
         ends = np.cumsum(own, axis=1)  # (gpus, compute)
-        self.before = ends - own
+        self.before = ends - own  # P_j, the compute stream's work before each compute kernel, shape (gpus, compute)
+        # Running maximum of launch_i - P_i, shape (gpus, compute)
         self.latest = np.maximum.accumulate(self.launched[self.compute] - self.before, axis=1)
-        self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))
+        self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))  # Work of the compute stream, shape (gpus,)
 
 
 def _segments(schedule: LaunchSchedule, timeline: HostTimeline, durations: Array) -> list[_Segment]:

@@ -49,46 +49,31 @@ from lightning_predict.uncertainty import (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """Prediction of one step on one GPU.
+    """Prediction of one step on one GPU."""
 
-    Attributes:
-        gpu: Name of the GPU.
-        interval: Step time in seconds with its 90 % interval.
-        device_seconds: Compute time of the device.
-        host_seconds: Host time for all launches and the Python work of the step.
-        coverage: Share of the device time by prediction method; the shares add up to 1. The methods are `measured`, a
-            kernel recorded on this GPU; `wave`, wave-scaled from another GPU; `mlp`, a neural network trained on this
-            operation and dtype; `proxy`, a related operation or dtype; `bytes`, a copy of the same bytes; `formula`, a
-            formula of the operation's family; `roofline`, peak rates only.
-        forward_seconds: Device time of the forward phase, used to estimate validation.
-        optimizer_seconds: Device time of the optimizer. Accumulating gradients over fewer batches does not reduce this
-            time.
-        verdict: Bottleneck, and time by module; None without a simulated timeline.
-        communication_seconds: Time of all collectives between GPUs in a step; 0 on one GPU.
-        added_seconds: Step time in addition to a GPU's own work: exposed communication, and waits for other stages and
-            the slowest rank. The value is negative if sharding the optimizer update saves more than these take.
-        notes: Notes for the user about missing coverage.
-        extrapolated_share: Share of the device time from networks without measurements of this GPU.
-        measured_seconds: Measured step time on the GPU in use; None on other GPUs.
-        unmeasured_seconds: Step time on the GPU in use, predicted without any measurement; None on other GPUs.
-        precision: Precision of the step, if it differs from the recorded one; None otherwise.
-    """
-
-    gpu: str
-    interval: Interval[float]
-    device_seconds: float
-    host_seconds: float
+    gpu: str  # Name of the GPU
+    interval: Interval[float]  # Step time in seconds with its 90 % interval
+    device_seconds: float  # Compute time of the device
+    host_seconds: float  # Host time for all launches and the Python work of the step
+    # Share of the device time by prediction method; the shares add up to 1. The methods are `measured`, a kernel
+    # recorded on this GPU; `wave`, wave-scaled from another GPU; `mlp`, a neural network trained on this operation and
+    # dtype; `proxy`, a related operation or dtype; `bytes`, a copy of the same bytes; `formula`, a formula of the
+    # operation's family; `roofline`, peak rates only.
     coverage: Mapping[str, float]
-    forward_seconds: float = 0.0
+    forward_seconds: float = 0.0  # Device time of the forward phase, used to estimate validation
+    # Device time of the optimizer. Accumulating gradients over fewer batches does not reduce this time.
     optimizer_seconds: float = 0.0
-    verdict: Verdict | None = None
-    communication_seconds: float = 0.0
+    verdict: Verdict | None = None  # Bottleneck, and time by module; None without a simulated timeline
+    communication_seconds: float = 0.0  # Time of all collectives between GPUs in a step; 0 on one GPU
+    # Step time in addition to a GPU's own work: exposed communication, and waits for other stages and the slowest rank.
+    # The value is negative if sharding the optimizer update saves more than these take.
     added_seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-    extrapolated_share: float = 0.0
-    measured_seconds: float | None = None
+    notes: tuple[str, ...] = ()  # Notes for the user about missing coverage
+    extrapolated_share: float = 0.0  # Share of the device time from networks without measurements of this GPU
+    measured_seconds: float | None = None  # Measured step time on the GPU in use; None on other GPUs
+    # Step time on the GPU in use, predicted without any measurement; None on other GPUs
     unmeasured_seconds: float | None = None
-    precision: str | None = None
+    precision: str | None = None  # Precision of the step, if it differs from the recorded one; None otherwise
 
     @property
     def seconds(self) -> float:

@@ -21,11 +21,8 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 from lightning_predict.uncertainty import summed_by_owner
 
-COMPARED_SPEED: Final = 2.0
-"""Relative speed of the GPU that `Verdict.gain` assumes."""
-
-MAX_PARTS: Final = 8
-"""Maximum number of parts of a step to show."""
+COMPARED_SPEED: Final = 2.0  # Relative speed of the GPU that `Verdict.gain` assumes
+MAX_PARTS: Final = 8  # Maximum number of parts of a step to show
 
 OTHERS: Final = "other modules"
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
 ATTEMPTS: Final = 3
-PAUSE_SECONDS: Final = 0.5
-"""Seconds before the first retry. The pause doubles before the second retry."""
+PAUSE_SECONDS: Final = 0.5  # Seconds before the first retry. The pause doubles before the second retry.
 
 REDIRECTS: Final = 3
 CHUNK_BYTES: Final = 1 << 16

@@ -25,8 +25,7 @@ from lightning_predict.base.errors import WeightsFormatError
 from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"
-MAX_MANIFEST: Final = 1 << 24
-"""Maximum size of a manifest; the bundled one has 70 KB."""
+MAX_MANIFEST: Final = 1 << 24  # Maximum size of a manifest; the bundled one has 70 KB
 
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
 """Allowed file names. They contain no folder, so a download cannot write outside its folder."""
@@ -35,41 +34,27 @@ FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
-    """Errors on held-out measurements of one operation and dtype.
+    """Errors on held-out measurements of one operation and dtype."""
 
-    Attributes:
-        rows: Number of held-out measurements.
-        mean: Mean of |predicted / measured - 1|.
-        median: Median of |predicted / measured - 1|.
-        coverage: Share of the measurements inside the 90 % interval.
-    """
-
-    rows: int
-    mean: float
-    median: float
-    coverage: float
+    rows: int  # Number of held-out measurements
+    mean: float  # Mean of |predicted / measured - 1|
+    median: float  # Median of |predicted / measured - 1|
+    coverage: float  # Share of the measurements inside the 90 % interval
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestEntry:
-    """A weights file in the manifest.
+    """A weights file in the manifest."""
 
-    Attributes:
-        sha256: Checksum (SHA-256) of the file.
-        gpu: Name of the GPU that the weights are for, or `base`.
-        trained_on: Sources of the measurements, with their licences.
-        held_out_error: Errors by "operation/dtype"; for the base weights by "operation/dtype/GPU", with weights trained
-            without this GPU.
-    """
-
-    sha256: str
+    sha256: str  # Checksum (SHA-256) of the file
     bytes: int
-    gpu: str
+    gpu: str  # Name of the GPU that the weights are for, or `base`
     operations: tuple[str, ...]
     dtypes: tuple[str, ...]
-    trained_on: tuple[str, ...]
+    trained_on: tuple[str, ...]  # Sources of the measurements, with their licences
     rows: int
+    # Errors by "operation/dtype"; for the base weights by "operation/dtype/GPU", with weights trained without this GPU
     held_out_error: Mapping[str, HeldOutError]
 
 

@@ -21,25 +21,17 @@ import numpy.typing as npt
 
 Float32Array = npt.NDArray[np.float32]
 
-FEATURE_TOLERANCE: Final = 1e-3
-"""Features that differ by less than this are treated as equal."""
-
-CROSS_GPU: Final = "base"
-"""GPU name in the base file. GPUs without their own weights use the base weights."""
+FEATURE_TOLERANCE: Final = 1e-3  # Features that differ by less than this are treated as equal
+CROSS_GPU: Final = "base"  # GPU name in the base file. GPUs without their own weights use the base weights.
 
 
 @final
 @dataclass(frozen=True)
 class Layer:
-    """One layer of all networks of an ensemble.
+    """One layer of all networks of an ensemble."""
 
-    Attributes:
-        weight: Weights, shape (members, inputs, outputs).
-        bias: Biases, shape (members, outputs).
-    """
-
-    weight: Float32Array
-    bias: Float32Array
+    weight: Float32Array  # Weights, shape (members, inputs, outputs)
+    bias: Float32Array  # Biases, shape (members, outputs)
 
     @property
     def members(self) -> int:
@@ -60,29 +52,18 @@ class Layer:
 @final
 @dataclass(frozen=True)
 class NetworkWeights:
-    """Ensemble of neural networks for one family of operations.
-
-    Attributes:
-        trained: (operation, dtype) pairs in the training data.
-        features: Names of the inputs, in order.
-        mean: Value that is subtracted from each feature, shape (features,).
-        scale: Value by which each feature is then divided, shape (features,).
-        low: Minimum of each feature in the training data, shape (features,). Smaller values are clamped.
-        high: Maximum of each feature in the training data, shape (features,). Larger values are clamped.
-        lowest_utilisation: Lower bound on predicted utilisation, in (0, 1).
-        layers: Layers in order. The last layer has one output.
-        interval: Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all other pairs.
-    """
+    """Ensemble of neural networks for one family of operations."""
 
     family: str
-    trained: frozenset[tuple[str, str]]
-    features: tuple[str, ...]
-    mean: Float32Array
-    scale: Float32Array
-    low: Float32Array
-    high: Float32Array
-    lowest_utilisation: float
-    layers: tuple[Layer, ...]
+    trained: frozenset[tuple[str, str]]  # (operation, dtype) pairs in the training data
+    features: tuple[str, ...]  # Names of the inputs, in order
+    mean: Float32Array  # Value that is subtracted from each feature, shape (features,)
+    scale: Float32Array  # Value by which each feature is then divided, shape (features,)
+    low: Float32Array  # Minimum of each feature in the training data, shape (features,). Smaller values are clamped.
+    high: Float32Array  # Maximum of each feature in the training data, shape (features,). Larger values are clamped.
+    lowest_utilisation: float  # Lower bound on predicted utilisation, in (0, 1)
+    layers: tuple[Layer, ...]  # Layers in order. The last layer has one output.
+    # Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all other pairs
     interval: Mapping[str, float]
 
     def matches_constant_features(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
@@ -109,14 +90,10 @@ class NetworkWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
-    """Ratio of measured to predicted time for one operation, dtype and GPU, for operations without a tuned network.
-
-    Attributes:
-        half_width: Half width of the 90 % interval in log(seconds), with this factor.
-    """
+    """Ratio of measured to predicted time for one operation, dtype and GPU, for operations without a tuned network."""
 
     factor: float
-    half_width: float
+    half_width: float  # Half width of the 90 % interval in log(seconds), with this factor
     rows: int
 
 
@@ -136,14 +113,8 @@ class GpuWeights:
 @final
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Weights for a set of GPUs.
+    """Weights for a set of GPUs."""
 
-    Attributes:
-        cross_gpu_model: Base weights, used for GPUs and operations without their own weights.
-        gpus: Weights that were trained for a single GPU, by GPU name.
-        notes: Notes for the user about missing weights.
-    """
-
-    cross_gpu_model: GpuWeights
-    gpus: Mapping[str, GpuWeights]
-    notes: tuple[str, ...] = ()
+    cross_gpu_model: GpuWeights  # Base weights, used for GPUs and operations without their own weights
+    gpus: Mapping[str, GpuWeights]  # Weights that were trained for a single GPU, by GPU name
+    notes: tuple[str, ...] = ()  # Notes for the user about missing weights

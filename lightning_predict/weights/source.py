@@ -26,8 +26,7 @@ HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
 VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
 """Environment variables that affect which weights are found."""
 
-DEADLINE_SECONDS: Final = 20.0
-"""Default time limit in seconds for all downloads together."""
+DEADLINE_SECONDS: Final = 20.0  # Default time limit in seconds for all downloads together
 
 
 @final
@@ -50,23 +49,16 @@ class Address:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
-    """Search path, download address and cache for weights.
+    """Search path, download address and cache for weights."""
 
-    Attributes:
-        path: A weights file, or a folder of weights files; takes precedence over the other places.
-        url: Address of a folder with a manifest; None uses `LIGHTNING_PREDICT_WEIGHTS_URL`.
-        cache_dir: Folder for downloads; None uses `LIGHTNING_PREDICT_CACHE`, otherwise the platform's cache folder.
-        offline: Whether to avoid the network, even if an address is configured.
-        allow_http: Whether to allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does.
-        deadline_seconds: Time limit for all downloads together.
-    """
-
-    path: str | None = None
-    url: str | None = None
+    path: str | None = None  # A weights file, or a folder of weights files; takes precedence over the other places
+    url: str | None = None  # Address of a folder with a manifest; None uses `LIGHTNING_PREDICT_WEIGHTS_URL`
+    # Folder for downloads; None uses `LIGHTNING_PREDICT_CACHE`, otherwise the platform's cache folder
     cache_dir: str | None = None
-    offline: bool = False
+    offline: bool = False  # Whether to avoid the network, even if an address is configured
+    # Whether to allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does
     allow_http: bool = False
-    deadline_seconds: float = DEADLINE_SECONDS
+    deadline_seconds: float = DEADLINE_SECONDS  # Time limit for all downloads together
 
     @property
     def address(self) -> Address:

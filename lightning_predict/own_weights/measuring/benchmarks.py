@@ -34,8 +34,7 @@ from lightning_predict.kernels.operations import operation_names
 Words = dict[str, int]
 Drawer = Callable[[random.Random], Words]
 
-EAGER: Final = "eager"
-"""Value in the column `timed` for a call that was timed without a CUDA graph."""
+EAGER: Final = "eager"  # Value in the column `timed` for a call that was timed without a CUDA graph
 
 GRAPHS: Final = "graphs"
 """Value in the column `timed` for a call that was timed with CUDA graphs, whose replay is no part of its time."""
@@ -52,8 +51,7 @@ def size(draw: random.Random, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
-Sizes = tuple[int, int] | list[int]
-"""Lowest and highest size, or the values to choose from."""
+Sizes = tuple[int, int] | list[int]  # Lowest and highest size, or the values to choose from
 
 
 def drawer(**words: Sizes) -> Drawer:
@@ -220,14 +218,9 @@ SIDES: Final[Mapping[str, tuple[str, ...]]] = {
 LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
 """Maximum size of a spatial dimension, by convolution."""
 
-ODD_SHARE: Final = 0.1
-"""Share of convolutions that are not square; also the share of convolutions that are dilated."""
-
-PICTURE_SHARE: Final = 0.05
-"""Share of convolutions whose input has three channels."""
-
-CHANNELS_LAST_SHARE: Final = 0.6
-"""Share of convolutions with channels-last inputs, which most 16-bit training uses."""
+ODD_SHARE: Final = 0.1  # Share of convolutions that are not square; also the share of convolutions that are dilated
+PICTURE_SHARE: Final = 0.05  # Share of convolutions whose input has three channels
+CHANNELS_LAST_SHARE: Final = 0.6  # Share of convolutions with channels-last inputs, which most 16-bit training uses
 
 _FORMATS: Final = {
     "conv2d": torch.channels_last,
@@ -331,26 +324,18 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 
 # --- Matrices of rows and columns: element-wise operations, norms, reductions, lookups, sorting
 
-LARGEST_K: Final = 8
-"""Number of elements per row that `topk` returns."""
+LARGEST_K: Final = 8  # Number of elements per row that `topk` returns
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise.
+    """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise."""
 
-    Attributes:
-        data: Random numbers; requires a gradient.
-        other: Numbers above 1; requires a gradient.
-        scale: One number per column, shape (cols,); requires a gradient.
-        places: Random row index for each row, shape (rows,).
-    """
-
-    data: Tensor
-    other: Tensor
-    scale: Tensor
-    places: Tensor
+    data: Tensor  # Random numbers; requires a gradient
+    other: Tensor  # Numbers above 1; requires a gradient
+    scale: Tensor  # One number per column, shape (cols,); requires a gradient
+    places: Tensor  # Random row index for each row, shape (rows,)
     space: Tensor
 
     @property
@@ -517,11 +502,8 @@ LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
 
 # --- Operations around a model: optimizer updates, casts, copies from host memory
 
-TENSORS: Final = 24
-"""Maximum number of parameter tensors of an optimizer step."""
-
-BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
-"""Floating-point dtype by bytes per number."""
+TENSORS: Final = 24  # Maximum number of parameter tensors of an optimizer step
+BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}  # Floating-point dtype by bytes per number
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:

@@ -33,27 +33,17 @@ import torch
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.base.units import KILO, megahertz_to_hertz, milliseconds_to_seconds
 
-REPLAYS: Final = 20
-"""Maximum number of repetitions of each kind. The result is the median."""
-
-MIN_REPLAYS: Final = 3
-"""Minimum number of repetitions of each kind, and of calls before them."""
-
-NOT_CUDA: Final = "not a CUDA device"
-"""Reason for a missing graph on a device without CUDA."""
-
-REPETITION_KINDS: Final = 3
-"""Number of kinds of repetition: eager, warm and flushed."""
+REPLAYS: Final = 20  # Maximum number of repetitions of each kind. The result is the median.
+MIN_REPLAYS: Final = 3  # Minimum number of repetitions of each kind, and of calls before them
+NOT_CUDA: Final = "not a CUDA device"  # Reason for a missing graph on a device without CUDA
+REPETITION_KINDS: Final = 3  # Number of kinds of repetition: eager, warm and flushed
 
 GRAPH_SECONDS: Final = 3e-4
 """Minimum duration of a graph whose replay time is measured; a shorter call is captured several times in a row."""
 
 FLUSH_TIMES_L2: Final = 2
-HOST_SECONDS: Final = 0.02
-"""Maximum duration of all repetitions on a CPU, in seconds."""
-
-SHAPE_SECONDS: Final = 2.0
-"""Default maximum duration of all repetitions of one call, in seconds."""
+HOST_SECONDS: Final = 0.02  # Maximum duration of all repetitions on a CPU, in seconds
+SHAPE_SECONDS: Final = 2.0  # Default maximum duration of all repetitions of one call, in seconds
 
 
 REASONS: Final = {
@@ -84,8 +74,7 @@ class GpuState:
     held_back_by: tuple[str, ...] = ()
 
 
-UNKNOWN_STATE: Final = GpuState()
-"""State without any information."""
+UNKNOWN_STATE: Final = GpuState()  # State without any information
 
 _SM_CLOCK: Final = ctypes.c_int(1)
 
@@ -141,25 +130,15 @@ def _handle(library: Any, device: torch.device) -> ctypes.c_void_p | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Medians of repeated calls; None for a kind of timing that is not possible.
+    """Medians of repeated calls; None for a kind of timing that is not possible."""
 
-    Attributes:
-        flushed_seconds: Device time of a call after L2 was overwritten.
-        warm_seconds: Device time of a call directly after the same call.
-        eager_seconds: Time of an ordinary call in a sequence of calls, including launches.
-        sustained_seconds: As `warm_seconds`, at the end of a load of this call; None without a load.
-        sustained_clock_hz: SM clock at the end of the load; None if unknown.
-        state: Clock, power and throttling reasons directly after the replays.
-        reason: Reason why the call has no graph; None for a call with a graph.
-    """
-
-    flushed_seconds: float | None
-    warm_seconds: float | None
-    eager_seconds: float
-    sustained_seconds: float | None = None
-    sustained_clock_hz: float | None = None
-    state: GpuState = UNKNOWN_STATE
-    reason: str | None = None
+    flushed_seconds: float | None  # Device time of a call after L2 was overwritten
+    warm_seconds: float | None  # Device time of a call directly after the same call
+    eager_seconds: float  # Time of an ordinary call in a sequence of calls, including launches
+    sustained_seconds: float | None = None  # As `warm_seconds`, at the end of a load of this call; None without a load
+    sustained_clock_hz: float | None = None  # SM clock at the end of the load; None if unknown
+    state: GpuState = UNKNOWN_STATE  # Clock, power and throttling reasons directly after the replays
+    reason: str | None = None  # Reason why the call has no graph; None for a call with a graph
 
 
 @contextmanager

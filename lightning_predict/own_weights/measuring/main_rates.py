@@ -32,18 +32,12 @@ from lightning_predict.own_weights.measuring.clock import UNKNOWN_STATE, GpuStat
 from lightning_predict.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
 from lightning_predict.record.trace import DTYPE_BYTES
 
-ELEMENTS: Final = 2**27
-"""Number of elements of the tensors in the memory measurement: ten times the largest L2 cache."""
+ELEMENTS: Final = 2**27  # Number of elements of the tensors in the memory measurement: ten times the largest L2 cache
 
 COLUMNS: Final = 4096
-MEMORY_SHARE: Final = 0.25
-"""Maximum share of the GPU's memory that the tensors use."""
-
-SECONDS: Final = 5.0
-"""Duration of the repetitions of each call. A power limit lowers the clock within seconds."""
-
-TRIAL_SIDE: Final = 64
-"""Side of the square matrices in a test on a CPU."""
+MEMORY_SHARE: Final = 0.25  # Maximum share of the GPU's memory that the tensors use
+SECONDS: Final = 5.0  # Duration of the repetitions of each call. A power limit lowers the clock within seconds.
+TRIAL_SIDE: Final = 64  # Side of the square matrices in a test on a CPU
 
 STREAMS: Final = ("relu", "add")
 
@@ -51,18 +45,12 @@ STREAMS: Final = ("relu", "add")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainRates:
-    """Measured main rates of a GPU.
-
-    Attributes:
-        flops_per_second: Sustained rates of large matmuls, by dtype.
-        dram_bytes_per_second: Equivalent data sheet bandwidth, from the times of memory-bound operations.
-        state: Clock, power and throttling reasons at the end of the measurement.
-    """
+    """Measured main rates of a GPU."""
 
     gpu: Gpu
-    flops_per_second: Mapping[str, float]
-    dram_bytes_per_second: float
-    state: GpuState = UNKNOWN_STATE
+    flops_per_second: Mapping[str, float]  # Sustained rates of large matmuls, by dtype
+    dram_bytes_per_second: float  # Equivalent data sheet bandwidth, from the times of memory-bound operations
+    state: GpuState = UNKNOWN_STATE  # Clock, power and throttling reasons at the end of the measurement
 
     @property
     def measured(self) -> Gpu:

@@ -34,35 +34,22 @@ from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS
 FAMILY_ORDER: Final = ("convolution_tensor", "matmul_half", "vector")
 """Families of operations with the largest shares of a typical training step, largest share first."""
 
-USUAL_SHAPES: Final = 200
-"""Default number of shapes per operation and dtype."""
-
-LOADED_SHAPES: Final = 2
-"""Number of shapes of an operation and dtype that are also measured under load."""
-
-LOADED_FLOPS: Final = 100_000_000_000.0
-"""Minimum FLOPs of a call that is measured under load: about 0.2 ms on an H100."""
-
-MARGIN: Final = 1.05
-"""Factor on the number of planned rows, because some shapes do not fit in memory."""
+USUAL_SHAPES: Final = 200  # Default number of shapes per operation and dtype
+LOADED_SHAPES: Final = 2  # Number of shapes of an operation and dtype that are also measured under load
+LOADED_FLOPS: Final = 100_000_000_000.0  # Minimum FLOPs of a call that is measured under load: about 0.2 ms on an H100
+MARGIN: Final = 1.05  # Factor on the number of planned rows, because some shapes do not fit in memory
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShapeToMeasure:
-    """A shape of an operation in one dtype, to be measured.
-
-    Attributes:
-        dtype: A key of `run.DTYPES`.
-        calls: Names of the calls to time. A row of the first call marks the shape as measured.
-        is_loaded: Whether the sustained time is measured, too.
-    """
+    """A shape of an operation in one dtype, to be measured."""
 
     operation: str
-    dtype: str
+    dtype: str  # A key of `run.DTYPES`
     parameters: Words = field(hash=False)
-    calls: tuple[str, ...]
-    is_loaded: bool = False
+    calls: tuple[str, ...]  # Names of the calls to time. A row of the first call marks the shape as measured.
+    is_loaded: bool = False  # Whether the sustained time is measured, too
 
     def __str__(self) -> str:
         return f"{self.operation} {self.dtype} {self.parameters}"
@@ -164,8 +151,7 @@ class _Shapes:
         return self._drawn[key][:count]
 
 
-_Part = tuple[str, str, tuple[str, ...], list[Words]]
-"""Operation, dtype, passes and shapes."""
+_Part = tuple[str, str, tuple[str, ...], list[Words]]  # Operation, dtype, passes and shapes
 
 
 def _of_family(

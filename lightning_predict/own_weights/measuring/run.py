@@ -58,17 +58,13 @@ DTYPES: Final = {
 """dtype of the tensors by compute dtype. `tf32` also turns on both TF32 switches of torch."""
 
 LARGEST_HOST_FLOP: Final = 2e8
-LARGEST_HOST_BYTES: Final = 1e7
-"""Maximum bytes of a shape on a CPU, where only the command is tested."""
-
-MAX_FAILURES: Final = 2
-"""Number of consecutive failed shapes after which an operation is not tried again in a dtype."""
+LARGEST_HOST_BYTES: Final = 1e7  # Maximum bytes of a shape on a CPU, where only the command is tested
+MAX_FAILURES: Final = 2  # Number of consecutive failed shapes after which an operation is not tried again in a dtype
 
 SHAPE_FAILURES: Final = ("over the limit of", "out of memory", "CUDA out of memory")
 """Parts of error messages that depend on the shape."""
 
-NOT_IMPLEMENTED: Final = "not implemented"
-"""Part of torch's error message if an operation does not support a dtype."""
+NOT_IMPLEMENTED: Final = "not implemented"  # Part of torch's error message if an operation does not support a dtype
 
 NOT_AGAIN: Final = " (not tried again in this dtype)"
 
@@ -86,35 +82,24 @@ SECONDS_AROUND: Final = 0.05
 """Assumed seconds to create the tensors of a shape and to capture its calls, to estimate the duration of a
 measurement."""
 
-LOAD_SECONDS: Final = 1.0
-"""Duration of the load at whose end a sustained time is measured."""
+LOAD_SECONDS: Final = 1.0  # Duration of the load at whose end a sustained time is measured
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Result of a measuring run.
-
-    Attributes:
-        files: Files with rows of the requested operations.
-        skipped: Shapes that do not fit in memory, take too long or are not supported, with reasons.
-        eager: Rows that were timed without a graph, with reasons. `train` ignores these rows.
-        known: Number of shapes that an earlier run measured.
-        left: Number of shapes that were not measured for lack of time.
-        families: Number of rows of each family with a network, over all runs so far.
-        factors: Operations and dtypes for which `train` can compute a correction factor, as "gelu/bfloat16".
-        dropped: Number of rows that `train` does not use, because their family and operation have too few rows.
-    """
+    """Result of a measuring run."""
 
     rows: int
-    files: tuple[Path, ...]
-    skipped: tuple[str, ...]
-    eager: tuple[str, ...] = ()
-    known: int = 0
-    left: int = 0
-    families: tuple[FamilyRows, ...] = ()
+    files: tuple[Path, ...]  # Files with rows of the requested operations
+    skipped: tuple[str, ...]  # Shapes that do not fit in memory, take too long or are not supported, with reasons
+    eager: tuple[str, ...] = ()  # Rows that were timed without a graph, with reasons. `train` ignores these rows.
+    known: int = 0  # Number of shapes that an earlier run measured
+    left: int = 0  # Number of shapes that were not measured for lack of time
+    families: tuple[FamilyRows, ...] = ()  # Number of rows of each family with a network, over all runs so far
+    # Operations and dtypes for which `train` can compute a correction factor, as "gelu/bfloat16"
     factors: tuple[str, ...] = ()
-    dropped: int = 0
+    dropped: int = 0  # Number of rows that `train` does not use, because their family and operation have too few rows
 
 
 @final

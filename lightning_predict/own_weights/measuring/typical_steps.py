@@ -174,8 +174,7 @@ def _text_step(name: str, inputs: Shape, device: torch.device, *, capturable: bo
     return _step(lambda: _Logits(build()), inputs, config.vocab_size, device, capturable=capturable)
 
 
-RECORDED_AFTER: Final = 12
-"""Number of steps before the recorded one, most of them timed as in a training loop."""
+RECORDED_AFTER: Final = 12  # Number of steps before the recorded one, most of them timed as in a training loop
 
 
 def record_steps(folder: Path, device: torch.device) -> tuple[Path, ...]:

@@ -29,8 +29,7 @@ from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.weights.files import as_stored
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
-SLACK: Final = 0.02
-"""Maximum drop of log(seconds) from a shape to its double that is not penalized."""
+SLACK: Final = 0.02  # Maximum drop of log(seconds) from a shape to its double that is not penalized
 
 
 @final
@@ -51,38 +50,27 @@ class DoublingPairs:
     larger: Side
 
 
-CHECKS: Final = 12
-"""Number of times that training computes the loss on the calibration rows. The best state is kept."""
-
-LOWEST_QUANTILE: Final = 0.001
-"""Quantile of the measured utilisation that is the lower bound of predicted utilisation."""
+CHECKS: Final = 12  # Number of times that training computes the loss on the calibration rows. The best state is kept.
+LOWEST_QUANTILE: Final = 0.001  # Quantile of the measured utilisation that is the lower bound of predicted utilisation
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Hyperparameters of the training.
-
-    Attributes:
-        batch_rows: Number of rows per step.
-        learning_rate: Peak learning rate of the one-cycle schedule.
-        doubling_weight: Weight of the mean drop from a shape to its double, relative to the mean error.
-        doubling_rows: Number of pairs per step.
-        machine_weight: Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these features. With few
-            measured GPUs, networks overfit to these features, so predictions for other GPUs would be wrong.
-        group_rows: Maximum number of rows per GPU, operation, dtype and source, to balance the groups; None for no
-            limit.
-    """
+    """Hyperparameters of the training."""
 
     steps: int
-    batch_rows: int = 1024
-    learning_rate: float = 3e-3
+    batch_rows: int = 1024  # Number of rows per step
+    learning_rate: float = 3e-3  # Peak learning rate of the one-cycle schedule
     hidden: tuple[int, ...] = (128, 128, 128)
     members: int = 2
     weight_decay: float = 1e-4
-    doubling_weight: float = 1.0
-    doubling_rows: int = 256
+    doubling_weight: float = 1.0  # Weight of the mean drop from a shape to its double, relative to the mean error
+    doubling_rows: int = 256  # Number of pairs per step
+    # Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these features. With few measured GPUs,
+    # networks overfit to these features, so predictions for other GPUs would be wrong.
     machine_weight: float = 1.0
+    # Maximum number of rows per GPU, operation, dtype and source, to balance the groups; None for no limit
     group_rows: int | None = None
 
 

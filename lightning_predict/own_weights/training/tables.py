@@ -26,14 +26,12 @@ from lightning_predict.kernels.operations import Array, BoolArray, Columns, Shap
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, GRAPHS
 
-HELD_OUT_SHARE: Final = 0.15
-"""Share of held-out shapes, which errors are reported for."""
+HELD_OUT_SHARE: Final = 0.15  # Share of held-out shapes, which errors are reported for
 
 LONGEST_REPLAY_SECONDS: Final = 3 * MICROSECOND
 """Upper bound on the time of a replay of a CUDA graph, in addition to its kernels."""
 
-STEPS_FOLDER: Final = "steps"
-"""Folder beside the tables with the steps that `measure` recorded."""
+STEPS_FOLDER: Final = "steps"  # Folder beside the tables with the steps that `measure` recorded
 
 CALIBRATION_SHARE: Final = 0.08
 """Share of calibration shapes, which determine when training stops and how wide intervals are."""
@@ -86,16 +84,11 @@ def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """Format of a file: shape parameters and columns of times.
-
-    Attributes:
-        words: Shape parameter of the operation, by its name in the file.
-        times: Suffix of the timed operation, by column of milliseconds.
-    """
+    """Format of a file: shape parameters and columns of times."""
 
     file: str
-    words: Mapping[str, str]
-    times: Mapping[str, str]
+    words: Mapping[str, str]  # Shape parameter of the operation, by its name in the file
+    times: Mapping[str, str]  # Suffix of the timed operation, by column of milliseconds
 
 
 def same(*words: str) -> dict[str, str]:
@@ -113,24 +106,16 @@ OWN_TABLES: Final = tuple(
 @final
 @dataclass(frozen=True)
 class Group:
-    """Measurements of one operation and dtype, on one GPU, from one source.
-
-    Attributes:
-        source: A key of `SOURCES`, or the user's own source.
-        batch: The shapes, without duplicates.
-        seconds: Measured time of each shape, shape (shapes,).
-        floor_seconds: Launch time that rows include; 0 if the source measures device time.
-        build: Name of the timed software, without its version; empty if builds are averaged.
-        taken_off_seconds: Launch time that was subtracted from each time (`benchmarks/training/tables.py`), shape
-            (shapes,); None if nothing was subtracted.
-    """
+    """Measurements of one operation and dtype, on one GPU, from one source."""
 
     gpu: str
-    source: str
-    batch: ShapeBatch
-    seconds: Array
-    floor_seconds: float
-    build: str = ""
+    source: str  # A key of `SOURCES`, or the user's own source
+    batch: ShapeBatch  # The shapes, without duplicates
+    seconds: Array  # Measured time of each shape, shape (shapes,)
+    floor_seconds: float  # Launch time that rows include; 0 if the source measures device time
+    build: str = ""  # Name of the timed software, without its version; empty if builds are averaged
+    # Launch time that was subtracted from each time (`benchmarks/training/tables.py`), shape (shapes,); None if nothing
+    # was subtracted
     taken_off_seconds: Array | None = None
 
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
@@ -141,8 +126,7 @@ class Group:
         return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build, taken_off)
 
 
-Key = tuple[str, str, str, str, str]
-"""GPU, operation, dtype, source and build. Rows with the same key form a group."""
+Key = tuple[str, str, str, str, str]  # GPU, operation, dtype, source and build. Rows with the same key form a group.
 
 
 def read_own_tables(folder: Path) -> tuple[Group, ...]:

@@ -48,8 +48,7 @@ from lightning_predict.weights.store import load_weights
 RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
-MIN_OWN_ROWS: Final = 500
-"""Minimum number of fitted rows for tuning a network."""
+MIN_OWN_ROWS: Final = 500  # Minimum number of fitted rows for tuning a network
 
 TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
 """Training plan of networks that start from shipped networks."""
@@ -57,32 +56,23 @@ TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
 FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
 """Training plan of networks that start from scratch."""
 
-MIN_CALIBRATION_ROWS: Final = 5
-"""Minimum number of calibration rows for an operation's own interval."""
+MIN_CALIBRATION_ROWS: Final = 5  # Minimum number of calibration rows for an operation's own interval
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScore:
-    """Errors on held-out measurements, |predicted / measured - 1|, before and after tuning.
-
-    Attributes:
-        refused: Why the network or factor was not stored; None if it was.
-        before: Mean error of the previous network; None without a previous network.
-        after: Mean error of the tuned network.
-        median: Median error of the tuned network.
-        coverage: Share of the measurements inside the tuned network's 90 % interval.
-    """
+    """Errors on held-out measurements, |predicted / measured - 1|, before and after tuning."""
 
     gpu: str
     operation: str
     dtype: str
     rows: int
-    before: float | None
-    after: float
-    median: float
-    coverage: float
-    refused: str | None = None
+    before: float | None  # Mean error of the previous network; None without a previous network
+    after: float  # Mean error of the tuned network
+    median: float  # Median error of the tuned network
+    coverage: float  # Share of the measurements inside the tuned network's 90 % interval
+    refused: str | None = None  # Why the network or factor was not stored; None if it was
 
 
 @final
@@ -159,8 +149,7 @@ def tune_weights(
     return tuple(scores)
 
 
-NO_WORSE: Final = 1e-3
-"""Change of an error on recorded steps that counts as none."""
+NO_WORSE: Final = 1e-3  # Change of an error on recorded steps that counts as none
 
 
 def _steps_on(tables: Path, card: Gpu) -> tuple[Trace, ...]:
