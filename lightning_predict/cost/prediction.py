@@ -299,6 +299,9 @@ class PredictionFields:
         "bytes",
         log="memory_free_gib",
     )
+    memory_releasable_bytes = Field[float](
+        "memory.releasable_bytes", "Part of `memory_bytes` that torch's allocator releases on a full GPU.", "bytes"
+    )
     verdict: Field[Verdict | None] = Field(
         "step.verdict",
         "What bounds the step, the gain from a faster GPU, and the critical path by module.",

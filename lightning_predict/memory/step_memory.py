@@ -144,6 +144,14 @@ class MemoryNeed(Deferred):
         return self.memory_bytes - self.releasable_bytes + self.memory_free_bytes
 
     @property
+    def capacity_bytes(self) -> float | None:
+        """GPU memory that a process can fill; None if unknown."""
+        usable, process, reserved = self.usable_bytes, self.process, self.memory_bytes
+        if usable is None or process is None or reserved is None:
+            return None
+        return usable + process.middle - reserved
+
+    @property
     def required_bytes(self) -> float:
         """Reserved memory without the part that a full GPU releases; 0 if unknown."""
         return (self.memory_bytes or 0.0) - self.releasable_bytes

@@ -68,10 +68,10 @@ class MemoryRisk:
         """Message that names the part, its memory need, the probability that it fits, and a remedy."""
         need = self.need
         assert need.process is not None
-        assert need.memory_free_bytes is not None
+        assert need.capacity_bytes is not None
         assert need.fit_probability is not None
-        total = need.process.middle + need.memory_free_bytes
-        amount = f"{'at most' if self.is_bound else 'about'} {gibibytes(need.process.middle)} of {gibibytes(total)} GiB"
+        need_of_all = f"{gibibytes(need.process.middle)} of {gibibytes(need.capacity_bytes)} GiB"
+        amount = f"{'at most' if self.is_bound else 'about'} {need_of_all}"
         chance = "it may not fit" if self.is_bound else f"it fits with a chance of {share(need.fit_probability)}"
         return f"{self.subject} needs {amount} on this {self.gpu}: {chance}. {self.remedy}"
 

@@ -130,20 +130,12 @@ class MemoryReport:
         *tables, last = self.tables
         if self.savings:
             last = (last[0], last[1][:SAVINGS_SHOWN])
-        curve = curve_lines(self.breakdown.curve, self.capacity_bytes)
+        curve = curve_lines(self.breakdown.curve, self.need.capacity_bytes)
         return [
             *sentences(self.sentences),
             *curve,
             *(line for head, rows in (*tables, last) for line in _plain_table(head, rows)),
         ]
-
-    @property
-    def capacity_bytes(self) -> float | None:
-        """Memory of the GPU that a process can fill; None if unknown."""
-        usable, process, reserved = self.need.usable_bytes, self.need.process, self.need.memory_bytes
-        if usable is None or process is None or reserved is None:
-            return None
-        return usable + process.middle - reserved
 
     def html(self) -> str:
         """Return a section of the HTML report."""
@@ -152,7 +144,7 @@ class MemoryReport:
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         tables = "".join(_html_table(head, rows) for head, rows in self.tables)
-        curve = memory_chart(self.breakdown.curve, self.capacity_bytes)
+        curve = memory_chart(self.breakdown.curve, self.need.capacity_bytes)
         return f"<section><h2>{TITLE}</h2>{words}<figure>{curve}</figure><figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:

@@ -163,9 +163,11 @@ def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:
     tight = []
     for row in (row for row in predictions.values() if row.memory_fit == "tight"):
-        chance = row.memory.fit_probability
+        chance, need = row.memory.fit_probability, row.memory
         likely = "" if chance is None else f" ({share(chance)} likely to fit)"
-        tight.append(f"{row.gpu} has {gibibytes(row.memory_free_bytes or 0.0)} GiB to spare{likely}")
+        is_shown = gibibytes(need.required_bytes) != gibibytes(need.memory_bytes or 0.0)
+        cache = f", {gibibytes(need.releasable_bytes)} of them cache that torch gives back" if is_shown else ""
+        tight.append(f"{row.gpu} has {gibibytes(need.memory_free_bytes or 0.0)} GiB to spare{cache}{likely}")
     if tight:
         yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 

@@ -169,6 +169,19 @@ def test_note_states_its_condition(condition: str, predictions: Predictions, not
     assert list(NOTES[condition](predictions)) == notes
 
 
+@pytest.mark.parametrize("cache", [0, 1, 4])
+def test_memory_of_a_tight_fit_and_what_is_to_spare_add_up(cache: int) -> None:
+    need = memory_need(L4, (20 + cache) * GIBIBYTE, relative=Interval(0.9, 1.0, 1.1), releasable_bytes=cache * GIBIBYTE)
+    row = replace(MINIMAL, memory=need)
+    assert row.memory_fit == "tight"
+    (cell,) = re.findall(r"tight: ([\d.]+) of ([\d.]+)", plain_table(of(row)))
+    (note,) = NOTES["tight"](of(row))
+    spare = r"L4 has ([\d.]+) GiB to spare(?:, ([\d.]+) of them cache that torch gives back)?"
+    free, freed = re.findall(spare, note)[0]
+    assert float(cell[1]) - float(cell[0]) + float(freed or 0) == pytest.approx(float(free), abs=0.1)
+    assert bool(freed) == (cache > 0)
+
+
 def test_loader_is_bottleneck_if_slower_than_step() -> None:
     rows = cells(of(with_values(T4, loader_seconds=0.020), with_values(H100, loader_seconds=0.020)))
     assert [row["bound by"] for row in rows] == ["device", "loader"]
