@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeVar, final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
@@ -38,7 +38,6 @@ Skew = float | Mapping[str, float]
 """Skew of the lookups in embedding tables: one exponent of Zipf's law, or an exponent per table name."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """Assumptions of a prediction about machines, links, prices and parallelism.

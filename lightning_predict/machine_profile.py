@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.checked import Checked, read_toml
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProfile:
     """Contents of a profile.
@@ -117,7 +116,6 @@ class MachineProfile:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Prices of the machines."""

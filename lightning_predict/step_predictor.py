@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.interval import Interval
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from lightning_predict.run.history import Correction, HistoryRecord
 
 
-@final
 class StepPredictor:
     """Predictor of a recorded step and the rest of its run, on any layout.
 

@@ -15,7 +15,7 @@ Example::
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any, Final, final
+from typing import Any, Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
@@ -30,7 +30,6 @@ from lightning_predict.run.workload import Run
 from lightning_predict.timeline.step_prediction import StepPrediction
 
 
-@final
 class Clock:
     """A clock that moves only when `advance` is called."""
 

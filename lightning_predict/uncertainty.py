@@ -40,7 +40,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar, final, overload
+from typing import Final, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -225,7 +225,6 @@ def summed_by_owner(values: _Array, owners: _IndexArray, count: int) -> _Array:
 SPREAD_FILE: Final = Path(__file__).parent / "weights" / "files" / "whole_steps.json"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
     """Half width of a step's interval in log(seconds), by what is new about the step. Squares of the parts add."""

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from lightning_predict.base.interval import Interval
@@ -26,7 +26,6 @@ NAMES_SHOWN: Final = 5  # Maximum number of names that a message lists
 TEXT_WIDTH: Final = 120  # Maximum width of printed text, and of a terminal that shows all columns
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
     """Result of a command as two functions: one returns JSON values, the other prints text. Only one is called."""

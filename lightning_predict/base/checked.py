@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_predict.base.errors import LightningPredictError
 
@@ -64,7 +64,6 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _CHUNK_BYTES: Final = 1 << 20
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class File:
     """An external file, as named in error messages."""
@@ -79,7 +78,6 @@ class File:
         return self.error(f"{where} {problem}{self.advice and ' '}{self.advice}".replace("\n", "\\n"))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Checked:
     """A value from an external file, with its location."""

@@ -13,7 +13,7 @@ A dataclass that inherits `Deferred` can postpone values that take long to compu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overload
 
 from lightning_predict.base.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
 
@@ -27,7 +27,6 @@ LOGGED_UNITS: Final[dict[str, Callable[[float], float]]] = {
 """Unit conversion of a logged value, by a part of its logger key."""
 
 
-@final
 class Field(Generic[Value]):
     """A value of a prediction, as a read-only attribute.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 Quantization = Literal["nf4", "nf4-double", "fp4", "fp4-double"]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """Options of commands for the step of a model by name. A profile has others.

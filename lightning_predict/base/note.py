@@ -11,13 +11,12 @@ in verbose output. If space is limited, decisive notes come first. Example::
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, final
+from typing import Final
 
 ASSUMED_VALUES: Final = "Meta tensors have no values; assumed:"
 """Start of the notes on values that a step reads on the meta device, which are details."""
 
 
-@final
 class Note(str):
     """A sentence for the user."""
 

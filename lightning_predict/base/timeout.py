@@ -17,14 +17,13 @@ import errno
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, TypeVar
 
 Result = TypeVar("Result")
 
 THREAD_NAME: Final = "lightning-predict"  # Name of our threads, which draw no random numbers (`base.guard`)
 
 
-@final
 class BackgroundTask(Generic[Result]):
     """A function call in a daemon thread, which does not keep the process alive.
 

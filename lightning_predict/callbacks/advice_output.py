@@ -7,7 +7,7 @@ optimizer step with its data flow. With the data flow, the advice also covers co
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.callbacks.lightning_packages import shapes_of, warn
@@ -53,7 +53,6 @@ def print_advice(trainer: Trainer, trace: Trace, session: RunSession) -> Advice 
     return advice
 
 
-@final
 class DataFlowRecorder:
     """Records the data flow of the next accumulation window, for a recorded step with measured kernels."""
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from lightning_predict.base.errors import LightningPredictError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 FIRST_SECONDS: Final = 5.0  # Seconds of a fit until its ledger is written for the first time
 
 
-@final
 class Account:
     """Use of a run, over all its fits."""
 
@@ -66,7 +65,6 @@ class Account:
         self.run = run if is_run_name(run) else self.run
 
 
-@final
 class BudgetFiles:
     """Ledger file and checkpoint of a budget in one fit.
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_predict.base.errors import BudgetExceededError, LightningPredictError
 from lightning_predict.base.files import STOPPED_VARIABLE, mark
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSettings:
     """Settings of a budget, as given to `CostBudget`."""
@@ -62,7 +61,6 @@ class BudgetSettings:
     webhook: str | None  # Address of notices; None for no notice
 
 
-@final
 class BudgetFit(FitPart):
     """A budget in one fit.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import TraceFormatError
@@ -146,7 +146,6 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
     return f"\n{first}{capture.get().rstrip()}\n"
 
 
-@final
 class _LikeStandardOutput(io.StringIO):
     """Substitute for standard output. With the real standard output, rich ends the program if the reader is gone."""
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from lightning_predict.callbacks.progress_bar import ShownInBar
 
 
-@final
 class PredictionFit(FitPart):
     """`RuntimePredictor` in one fit, on rank zero."""
 

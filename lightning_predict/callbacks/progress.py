@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import PROGRESS_VARIABLE
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-@final
 class ProgressFile:
     """Progress file, written once a minute. After a failed write, the class warns once and stops writing."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.interval import Interval
@@ -50,7 +50,6 @@ def left_in_words(
     return f"{time}, {usd(seconds_to_hours(left.middle) * usd_per_hour)}"
 
 
-@final
 class ShownInBar:
     """Text among the items of a progress bar, until it is removed.
 

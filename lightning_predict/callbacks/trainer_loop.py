@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -44,7 +44,6 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 """Dtype in which Lightning's FSDP gathers float32 parameters, by the Trainer's precision."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions:
     """Options of `RuntimePredictor` beyond the request of predictions; its arguments describe them."""
@@ -60,7 +59,6 @@ class PredictionOptions:
     progress_bar: bool
 
 
-@final
 class TrainerLoop(Loop):
     """Training loop of a Trainer.
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.answers import CommandAnswer, json_value, sentences
@@ -150,7 +150,6 @@ def over_limit(ranking: Ranking, max_usd: float) -> str | None:
     return f"The cheapest GPU, {best.gpu}, costs {usd(best.cost_usd)}, more than --max-usd {usd(max_usd)}."
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Findings:
     """All predictions for one trace, with a method for every output format."""

@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.help import DefaultFormatter, DescriptionRenderer, HelpPanel, NameRenderer
@@ -115,7 +115,6 @@ def command_of(name: str) -> Command:
     return command
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ParsedCommand:
     """A parsed command line."""

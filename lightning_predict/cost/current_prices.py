@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.errors import CatalogueError, MissingDependencyError, UnknownGpuError
 from lightning_predict.base.files import write_atomically
@@ -56,7 +56,6 @@ MEMORY_TOLERANCE: Final = 0.125
 """Memory sizes within this relative difference count as equal, because providers round and mix GB and GiB."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshedPrices:
     """Fetched prices, and the file that stores them."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
@@ -28,7 +28,6 @@ from lightning_predict.hardware import Gpu
 IDLE_SHARE: Final = 0.2  # Power of a waiting GPU, as a share of its power limit; a rounded figure
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
     """Energy of a run on one kind of GPU."""

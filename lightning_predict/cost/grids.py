@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import Checked, nearest, read_toml
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
@@ -28,7 +28,6 @@ from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerGrid:
     """An electricity grid and its carbon intensity."""

@@ -21,7 +21,7 @@ from datetime import date as calendar_date
 from datetime import datetime, timezone
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import (
     DAY,
@@ -92,7 +92,6 @@ OWN_KEYS: Final = ("instance", "gpu", "num_gpus", "usd_per_hour", "spot_usd_per_
 CURRENCY: Final = "USD"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A machine for rent, with its price."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.base.checked import plain_number, positive_number, shown
 from lightning_predict.base.errors import InvalidArgumentError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lightning_predict.timeline.verdict import Verdict
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """Price of a run."""
@@ -334,7 +333,6 @@ class PredictionFields:
 FIELDS: Final = fields_of(PredictionFields)  # All fields of a prediction, in order
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSupply:
     """Power supply of the machines."""
@@ -343,7 +341,6 @@ class PowerSupply:
     overhead: float = 1.0  # Total power per watt of the GPU, including cooling (PUE); 1 counts the GPU alone
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Prediction(PredictionFields):
     """Prediction for one GPU or layout. Unknown values are None.
@@ -385,7 +382,6 @@ class Prediction(PredictionFields):
         return values
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineInUse(PredictionFields):
     """The machine that recorded the step, with measured times: a CPU, or a GPU without a prediction."""
@@ -437,7 +433,6 @@ def check_price(usd_per_hour: UserPrice) -> None:
             )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
     """Costs of a rented machine in addition to training time."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.cost.offers import OLD_DAYS, Offer, day_of, load_offers
@@ -33,7 +33,6 @@ _CONSUMER: Final = ("GTX-", "RTX-2", "RTX-3", "RTX-4", "RTX-5", "TITAN-")  # Nam
 _WORKSTATION: Final = ("-Ada",)  # Name suffixes of workstation cards with a prefix in `_CONSUMER`: RTX-4000-Ada.
 
 
-@final
 class PricedGpus(tuple[Layout, ...]):
     """Layouts of a requested group: one for each GPU with a current price."""
 

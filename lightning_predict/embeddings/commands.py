@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal
 
 from lightning_predict.base.answers import CommandAnswer, aligned, json_value, sentences
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
@@ -134,7 +134,6 @@ def _whole_steps(
     }
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
     """Sharding plans by layout, errors of layouts without a plan, whole steps by (layout, plan), and notes."""

@@ -28,7 +28,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from lightning_predict.kernels.timing import KernelModels, predict_operation_tim
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
     """Part of an embedding table on a GPU, with its lookups in a step."""
@@ -60,7 +59,6 @@ class TablePart:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """A kind of sharding."""
@@ -127,7 +125,6 @@ KINDS: Final[Mapping[str, Sharding]] = {
 }
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """Work of one step on n GPUs, for one table or the sum of several tables."""

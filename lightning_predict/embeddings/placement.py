@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -58,7 +58,6 @@ MIN_GAIN: Final = 1e-6  # Minimum relative improvement by a change, larger than 
 Choices = dict[int, Assignment]  # Assignment of each table, by table index
 
 
-@final
 @dataclass(frozen=True)
 class PlacementSearch:
     """Search for the fastest placement of tables."""
@@ -197,7 +196,6 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
 TABLE_SHARE: Final = 0.85  # Default share of a GPU's memory for tables
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
     """Sharding plans for a set of tables."""

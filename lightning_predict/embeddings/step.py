@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from lightning_predict.record.optimizers import OPTIMIZERS, TABLE_OPTIMIZERS
 WHOLE: Final = "table_wise"  # Kind of sharding that places a whole table on one GPU
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Sharding of one table."""
@@ -51,7 +50,6 @@ class Assignment:
     gpu: int | None = None  # Index of the GPU that holds a `table_wise` table; None for other kinds, which use all GPUs
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One collective of the step, and the name of the data that it carries.
@@ -65,7 +63,6 @@ class Exchange:
     time: Interval[float]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
     """Sharding of all tables, with time and memory of a step."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.embeddings.tables import BACKWARDS, TracedTables, is_look_up, tables_of_trace
@@ -18,7 +18,6 @@ from lightning_predict.record.trace import Operation, TensorInfo, Trace
 TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward", "aten::embedding_sparse_backward"})
 
 
-@final
 class StepTables:
     """Embedding tables of a recorded step, and the operations that belong to them."""
 

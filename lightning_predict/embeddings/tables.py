@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.assumptions import Skew
 from lightning_predict.base.checked import read_csv
@@ -31,7 +31,6 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 MAX_ALPHA: Final = 4.0  # Maximum exponent of Zipf's law. With larger exponents, lookups read only a few rows.
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingTable:
     """Embedding table and its lookups per sample.
@@ -98,7 +97,6 @@ class EmbeddingTable:
         return self.vectors * (self.pooling * share + self.is_pooled) * DTYPE_BYTES["int64"]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
     """Number of values that an optimizer stores per element and per row of a table."""
@@ -119,7 +117,6 @@ class OptimizerState:
         return 2 * rows * sectors * SECTOR_BYTES
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TracedTables:
     """Embedding tables of a recorded step, in the order of their first lookup, and the samples of its batch."""

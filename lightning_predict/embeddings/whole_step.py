@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -65,7 +65,6 @@ from lightning_predict.uncertainty import STRAGGLER_WAIT
 AUTO: Final = "auto"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
     """Sharding plan for a layout, with the optimizer of the tables (one of `TABLE_OPTIMIZERS`)."""
@@ -118,7 +117,6 @@ def table_optimizer(trace: Trace) -> str:
     return "sgd" if per_element < 0.5 else "adagrad" if per_element < 1.5 else "adam"
 
 
-@final
 class ShardedEmbeddings:
     """Steps and memory of layouts with sharded embedding tables. All steps of a layout use the plan of its first step.
 
@@ -216,7 +214,6 @@ _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
 """Names of data that need an additional send buffer."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WholeStep:
     """A whole step on a layout, with its parts in the order of their starts, at the middle of the interval."""
@@ -314,7 +311,6 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
     return replace(verdict, bound_by=bound_by, idle_share=min(max(1 - device / seconds, 0.0), 1.0), gain=gain)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Order:
     """Work of one GPU in launch order. Positions count operations from the start of the step."""

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import Checked, plain_number, read_toml, shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
@@ -47,7 +47,6 @@ _TIMES: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*[xX*]\s*(?P<per_node>\d+)\s*")
 MAX_GPUS: Final = 65_536  # Maximum number of GPUs in a layout. A larger number is probably a typing error.
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A number of identical GPUs in one or more identical machines."""
@@ -215,7 +214,6 @@ MACHINES_FILE: Final = "machines.toml"
 AZURE_PREFIX: Final = "standard"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Network:
     """Network between the machines of a cloud's instance type."""
@@ -231,7 +229,6 @@ class Network:
     source: str  # URL of the page that states these figures
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A cloud instance type."""

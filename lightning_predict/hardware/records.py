@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 NVIDIA: Final = "NVIDIA"
 AMD: Final = "AMD"
@@ -39,7 +39,6 @@ DTYPE_WORDS: Final[Mapping[str, str]] = {
 """dtypes by short name, of the command line and of other frameworks' configurations."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Source:
     """Source of a figure: a page and a date."""
@@ -50,7 +49,6 @@ class Source:
     """ISO date, month or year in which the figure was published or read."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A GPU as shipped: one CUDA device, so a card with two dies may be two `Gpu`s.
@@ -205,7 +203,6 @@ Chip = Literal["volta", "ampere", "ampere_geforce", "ada", "hopper", "blackwell"
 """Chips that represent the power draw of matrix units."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """Properties of a GPU generation: what hardware and libraries support.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError, UnknownGpuError
@@ -27,7 +27,6 @@ MEMORY_SLICES: Final = 8
 """Number of equal parts into which MIG divides memory, bandwidth and L2 cache (NVIDIA, MIG User Guide)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SliceProfile:
     """A MIG profile."""

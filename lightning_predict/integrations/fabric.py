@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.base.guard import log_exceptions, log_warning
@@ -28,7 +28,6 @@ from lightning_predict.observe.watched_loop import WatchedRun, watch
 Batch = TypeVar("Batch")
 
 
-@final
 class FabricPredictor:
     """Fabric callback that predicts the rest of a training loop and enforces a budget.
 

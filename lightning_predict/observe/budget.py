@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, Literal
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
@@ -52,7 +52,6 @@ STOP_STEP: Final = 0.02  # Used share of a limit between two forecasts that may 
 BudgetAction = Literal["go on", "warn", "stop"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class BudgetVerdict:
     """Decision about the run (continue, warn or stop), with its reason as text."""
@@ -114,7 +113,6 @@ VALIDATION_OVERRUN_SHARE: Final = 0.05
 DueCheck = Literal["forecast", "use"]  # What to check: the forecast and the used amounts, or only the used amounts
 
 
-@final
 class BudgetWatch:
     """Decides after which batches to check the budget, and checks the budget."""
 

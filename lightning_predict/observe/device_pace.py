@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from copy import copy
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
@@ -29,7 +29,6 @@ STEADY_CYCLES: Final = 4
 """Number of consecutive cycles without a new maximum of the backlog, after which the host no longer runs ahead."""
 
 
-@final
 class DevicePace:
     """Cycles of the host, without cycles in which the host runs ahead of the device.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.interval import NOTHING, Interval, around
 from lightning_predict.base.units import hours_to_seconds
@@ -40,7 +40,6 @@ SHARE_ENOUGH: Final = 0.5
 """Share of the run that is always enough for a forecast that gives a recommendation or stops the run."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInputs:
     """Facts about a run at one moment, as a trainer reports them."""
@@ -55,7 +54,6 @@ class ForecastInputs:
     time_limit_seconds: float | None = None  # Seconds until a time limit ends the run; None without a time limit
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
     """Seconds of a batch on the machine in use."""
@@ -79,7 +77,6 @@ class BatchTimes:
         return self.wait.middle
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
     """Times of a run so far on the machine in use, from which the rest is forecast."""
@@ -92,7 +89,6 @@ class RunTimes:
     memory: Memory = field(default_factory=Memory)  # Sizes of a checkpoint's contents
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOfRun:
     """The rest of a run: its counts, and its times on the machine in use."""
@@ -116,7 +112,6 @@ class RestOfRun:
         return f"{PRINTED_STEPS:,} steps take {thousand} on this machine ({significant(an_hour)} steps per hour)"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TimedForecast:
     """Rest of a run, with the clock time at which the forecast was computed."""
@@ -199,7 +194,6 @@ def forecast_rest(
     )
 
 
-@final
 class ForecastSchedule:
     """Decides after which batches to forecast: after enough steps, and each time the number of steps has doubled.
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeGuard, final
+from typing import Any, Final, TypeGuard
 
 from lightning_predict.base.checked import Checked, File, parse_json, read_json
 from lightning_predict.base.errors import InvalidArgumentError
@@ -72,7 +72,6 @@ def start_of(process: int) -> str:
         return ""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLedger:
     """Contents of the ledger file."""
@@ -123,7 +122,6 @@ class SavedLedger:
         return not self.started or start_of(int(number)) in ("", self.started)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
     """Files of a run."""

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.base.guard import own_error
 from lightning_predict.hardware.layouts import Layout
@@ -37,7 +37,6 @@ MAX_LENGTHS: Final = 10_000_000
 """Maximum number of sequence lengths to read. Reading more would delay the training by seconds."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
     """Facts about the rest of a run that determine its memory need."""
@@ -50,7 +49,6 @@ class MemoryFacts:
     longest: int | None = None  # Length of the loader's longest sequence; None if unknown or without sequences
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRisk:
     """Later part of the run that may not fit in the GPU's memory."""
@@ -127,7 +125,6 @@ def _without_cached_segments(trace: Trace) -> Trace:
     return replace(trace, memory=replace(trace.memory, reserved_bytes=None))
 
 
-@final
 class _StepMemory:
     """Memory of a recorded step, and of a step with other sizes.
 

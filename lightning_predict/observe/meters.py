@@ -21,7 +21,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 from fractions import Fraction
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypedDict, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from typing_extensions import Unpack
 
@@ -74,7 +74,6 @@ class BudgetArguments(TypedDict, total=False):
     storage_usd: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RentedMachine:
     """Machines on which a fit runs."""
@@ -94,7 +93,6 @@ class RentedMachine:
         return f"{self.world_size} x {self.device}"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Amount of a quantity that a fit uses up per hour, with its source."""
@@ -104,7 +102,6 @@ class Rate:
     warning: str | None = None  # Warning for the user about the rate; None without a warning
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """A quantity that a run uses up in proportion to time."""
@@ -117,7 +114,6 @@ class Quantity:
     parse: Callable[[str, object], float] = lambda name, amount: amount_of(name, amount)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
     """A quantity that a fit uses up, with its limit."""
@@ -137,7 +133,6 @@ class Meter:
         return (share * self.limit - self.before) / self.rate
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Use:
     """What a run has used, over all its fits.
@@ -202,7 +197,6 @@ def _saved_amount(values: Mapping[str, Any], name: str) -> float:
     return float(amount)
 
 
-@final
 class Ledger:
     """What a run has used, over all its fits and in the current fit."""
 
@@ -246,7 +240,6 @@ class Ledger:
         self.before = self.before.at_least(use)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Limits of a fit that begins."""
@@ -256,7 +249,6 @@ class Allowance:
     warnings: tuple[str, ...] = ()
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Limits of a budget, and what their rates depend on."""

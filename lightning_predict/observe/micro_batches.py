@@ -17,7 +17,7 @@ Recording all of 64 micro-batches would take 64 times as long as recording one, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final
 
 MAX_RECORDED: Final = 256  # Maximum number of recorded batches of a step of unknown length
 
@@ -25,7 +25,6 @@ MAX_UNEXPECTED: Final = 16
 """Maximum number of recorded batches after the expected last one, which follow if the training stops to step."""
 
 
-@final
 @dataclass(slots=True)
 class MicroBatches:
     """Batches of an optimizer step that is recorded."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 UNSEEN_STEPS_PATIENCE: Final = 16
 """Number of batches without a counted optimizer step after which each batch counts as one window."""
@@ -31,7 +31,6 @@ MAX_LOADER_SECONDS: Final = 1024
 """Maximum number of waits that are stored for one window, which may last until the training ends."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSize:
     """Observed size of the accumulation windows, if the Trainer's settings do not state it."""
@@ -41,7 +40,6 @@ class WindowSize:
     steps_per_window: float = 1.0  # Optimizer steps per window, as counted by `trainer.global_step`
 
 
-@final
 class StepCounter:
     """Counter of batches, and of the accumulation windows that the batches form.
 
@@ -109,7 +107,6 @@ class StepCounter:
         return optimizer_steps_done == self._steps_at_start and not is_patient
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
     """Measured accumulation window: an optimizer step with its batches."""
@@ -123,7 +120,6 @@ class TimedStep:
     host_seconds: float | None = None
 
 
-@final
 class StepTimer:
     """Timer that adds up the batches of each accumulation window."""
 
@@ -185,7 +181,6 @@ class StepTimer:
         self._loader_seconds = []
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
     """Kind of an accumulation window, which can be recognized without recording the window."""

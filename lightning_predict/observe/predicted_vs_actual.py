@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
@@ -26,7 +26,6 @@ MIN_BATCHES: Final = 20
 """Minimum number of batches after the prediction for a run to be stored in the history and logged."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """Expected time and price of the rest of the run on the machine in use."""
@@ -91,7 +90,6 @@ def expected_outcome(trace: Trace, rest: RestOfRun, predictions: Predictions, *,
     )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Comparison of the predicted and the actual time."""
@@ -170,7 +168,6 @@ class Outcome:
         return f". It cost {actual}, predicted {predicted}{offer}"
 
 
-@final
 class OutcomeTimer:
     """Timer of the run from a prediction on."""
 

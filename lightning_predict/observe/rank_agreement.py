@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_predict.base.errors import LightningPredictError
 
@@ -60,7 +60,6 @@ class RankAgreement(Protocol):
         """
 
 
-@final
 class SingleProcess:
     """Decisions of a single process."""
 
@@ -71,7 +70,6 @@ class SingleProcess:
         return {**ask(), "alike": alike is not None}
 
 
-@final
 class StoreAgreement:
     """Joint decisions through a key-value store.
 
@@ -201,7 +199,6 @@ def _store_of_processes() -> Store | None:
     return store
 
 
-@final
 class AgreementSchedule:
     """Decides after which batches the ranks decide: after the first batch, then as agreed."""
 

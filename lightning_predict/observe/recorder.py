@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, Literal
 
 from lightning_predict.base.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
@@ -109,7 +109,6 @@ def stop_with_retry(session: CaptureSession) -> None:
         raise
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A recorded accumulation window."""
@@ -121,7 +120,6 @@ class Recorded:
     optimizers: frozenset[int]
 
 
-@final
 class StepLog:
     """All accumulation windows so far, and the kinds that were derived from the windows."""
 
@@ -266,7 +264,6 @@ class _CurrentWindow:
     due: set[int] = field(default_factory=set)  # Indices of the optimizers that were to update parameters so far
 
 
-@final
 class StepRecorder:
     """Times accumulation windows without recording until the times are steady, then records one window of each kind.
 
@@ -655,7 +652,6 @@ def _is_empty(session: CaptureSession) -> bool:
     return False
 
 
-@final
 class ValidationRecorder:
     """Recorder of one validation batch: the second batch, because the first includes one-off costs, or the only batch.
 

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.record.trace import Memory
 from lightning_predict.run.workload import Batches, Checkpoints, Workload
@@ -28,7 +28,6 @@ HookMoment = Literal["batch end", "validation end", "batch start"]
 """The hook in which the remaining numbers are requested."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     """Schedule and length of validation runs."""
@@ -42,7 +41,6 @@ class Validation:
     is_due: bool = True  # Whether a validation run that is scheduled after the last finished batch has not run yet
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """Progress of a fit, and its limits."""
@@ -78,7 +76,6 @@ class Position:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingCounts:
     """Remaining numbers of a fit; None if unknown."""
@@ -239,7 +236,6 @@ WRITING_BYTES_PER_SECOND: Final = 500_000_000.0
 """Assumed write rate for checkpoints before a checkpoint is timed: the rate of a SATA SSD."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSchedule:
     """Schedule of a ModelCheckpoint callback."""
@@ -310,7 +306,6 @@ def _validations_left(saving: CheckpointSchedule, position: Position, now: int, 
     return math.ceil(runs / saving.every_epochs)
 
 
-@final
 class CheckpointTimer:
     """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind."""
 

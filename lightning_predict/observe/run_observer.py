@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from lightning_predict.base.interval import NOTHING, Interval
@@ -51,7 +51,6 @@ MIN_WAITS_PER_WORKER: Final = 2
 """Number of waits per worker up to which a later wait may still be as long as the first one."""
 
 
-@final
 class RunObserver:
     """Observer of one run. Several callbacks may report the same event; the first report counts.
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import LightningPredictError
@@ -74,7 +74,6 @@ SECONDS_WORTH_A_LINE: Final = 10.0
 """Minimum remaining time in seconds to print a change or the outcome. In a shorter run, start and end dominate."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
     """What a user asks of a session."""
@@ -128,7 +127,6 @@ class Predicts:
         return self._results.memory_risks
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
     """Finished batches and optimizer steps of a whole run, and its number of batches (None if unknown)."""
@@ -241,7 +239,6 @@ class Loop:
         return False
 
 
-@final
 class RunSession:
     """A run that is watched."""
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.interval import Interval
 
@@ -72,7 +72,6 @@ CHUNKS: Final = 8  # Number of chunks of values whose means show the variation o
 BEST_VALUES: Final = 8  # Number of consecutive values whose mean counts as a pace that a run can hold
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
     """Estimate of a repeated time."""
@@ -82,7 +81,6 @@ class MeanEstimate:
     is_settled: bool  # Whether the used values no longer decrease, so that the warm-up is over
 
 
-@final
 class TimingSamples:
     """Measured values in the order of their arrival, stored in bounded memory."""
 

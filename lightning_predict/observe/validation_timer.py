@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.observe.steady_state import TimingSamples
@@ -20,7 +20,6 @@ UNSEEN_LONGER: Final = 1.5
 """Factor by which a time that was measured only at the start (a sanity check, the first fetch) may increase later."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationTimes:
     """Times of a validation run on the machine in use, in seconds."""
@@ -31,7 +30,6 @@ class ValidationTimes:
     batch: Interval[float] | None  # Time of a batch; None if no batch was timed
 
 
-@final
 class _ValidationRun:
     """A validation run in progress."""
 
@@ -55,7 +53,6 @@ class _ValidationRun:
         return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
 
 
-@final
 class ValidationTimer:
     """Timer of the validation runs of a fit. The sanity check is timed separately."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from typing_extensions import Unpack
 
@@ -122,7 +122,6 @@ def watch(
     )
 
 
-@final
 class WatchedRun(Predicts):
     """Training loop that is watched; see `watch`.
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, TypedDict, final, get_args
+from typing import Final, Literal, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -83,7 +83,6 @@ class Report(TypedDict):
     parts: dict[str, dict[str, object]]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One part of the report; `find` takes the available seconds, and returns the results."""

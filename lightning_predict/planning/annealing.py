@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 from lightning_predict.base.units import hours_to_seconds
 from lightning_predict.planning.local_search import JobStage, JobStages
@@ -107,7 +107,6 @@ def _on_machine(entry: Entry, machine: int, options: Sequence[Sequence[Option]],
     return entry._replace(option=random.choice(there)) if there else entry
 
 
-@final
 class ListSchedules:
     """Costs of the list schedules of a problem, at predicted times."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,6 @@ def missed_deadlines(plan: Plan, problem: PlanningProblem) -> tuple[str, ...]:
     )
 
 
-@final
 class _Rentals:
     """Times at which each GPU of the rented machines becomes free, as planned and in every draw."""
 

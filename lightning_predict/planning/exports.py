@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple
 
 import yaml
 
@@ -173,7 +173,6 @@ _SKYPILOT: Final = _Engine("SkyPilot", "bucket for its checkpoint", "s3://our-bu
 _SLURM: Final = _Engine("Slurm", "folder for its checkpoint that machines share", "/shared/runs")
 
 
-@final
 class _Export:
     """Segments of a plan to start and to stop, file names, and the commands with their times."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InfeasiblePlanError
 from lightning_predict.base.ties import clearly_less
@@ -34,7 +34,6 @@ ONE_DECISION_SECONDS: Final = 1e9
 """Time between decisions, if only the submission or the end of a job can change a decision."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStage:
     """Part of a job's run on one configuration."""
@@ -48,7 +47,6 @@ class JobStage:
 JobStages = Mapping[str, tuple[JobStage, ...]]  # Stages of each job by name, in the order in which waiting jobs start
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedSchedule:
     """Policy that runs each job in given stages, and starts waiting jobs in a given order."""

@@ -43,7 +43,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,6 @@ def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ..
     )
 
 
-@final
 class Program:
     """Linear program of a decision, built column by column and row by row. Columns have the order x, s, y, u, z."""
 
@@ -252,7 +251,6 @@ class Program:
         return dict(sorted(placements.items()))
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpPlanner:
     """Planner that optimizes each decision."""

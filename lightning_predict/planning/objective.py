@@ -34,7 +34,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -230,7 +230,6 @@ def least_usd(problem: PlanningProblem, seconds: Mapping[str, Mapping[Configurat
 Table = npt.NDArray[np.float64]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
     """Inputs of one decision as arrays. Jobs, machines and configurations are sorted by name."""

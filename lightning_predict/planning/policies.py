@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.base.ties import NEGLIGIBLE, least
@@ -67,7 +67,6 @@ MANY_JOBS: Final = 200
 HARD_DEADLINES: Final = 1000.0  # Factor on the weight of tardiness for candidates that keep deadlines at any price
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
     """Planning method to try: a policy with its settings."""

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import seconds_to_hours
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
     """Type of virtual machine that can be rented."""
@@ -47,7 +46,6 @@ class MachineType:
         return self.base_type or self.name
 
 
-@final
 class Configuration(NamedTuple):
     """Number of GPUs of one machine type that a job uses.
 
@@ -58,7 +56,6 @@ class Configuration(NamedTuple):
     num_gpus: int
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A training run."""
@@ -100,7 +97,6 @@ class Job:
         return min(self.seconds.values())
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits on rented machines.
@@ -117,7 +113,6 @@ class Limits:
     budget_usd: float | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
     """What the planner may do with jobs."""
@@ -136,7 +131,6 @@ class Formulation:
 RESTART_SECONDS: Final = 60.0  # Default time that a job loses when it moves
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
     """Jobs, machines, limits and rules for a plan."""
@@ -162,7 +156,6 @@ class PlanningProblem:
     probability: float = 0.5
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Machine and GPUs of a job; nodes are counted from 0."""
@@ -171,7 +164,6 @@ class Placement:
     configuration: Configuration
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
     """State of a plan at one moment: jobs, machines and money spent.
@@ -201,7 +193,6 @@ class PlanState:
     mean_gap_seconds: float | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJobs:
     """Decision that holds until the next event: which jobs run, and where."""
@@ -223,7 +214,6 @@ class RunningJobs:
         return (self.objective_usd - self.bound_usd) / abs(self.objective_usd)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Time span in which a job runs in one place."""
@@ -234,7 +224,6 @@ class Segment:
     end_seconds: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
     """Time span in which a node is rented as a machine of one type, and its price."""
@@ -246,7 +235,6 @@ class Rental:
     usd: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
     """Start, end and cost of a job.
@@ -265,7 +253,6 @@ class JobOutcome:
     machine_usd: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutlook:
     """Expected costs of a plan over all draws, and the probability that each job meets its deadline, by name."""
@@ -284,7 +271,6 @@ class PlanOutlook:
         return sum(max(0.0, probability - chance) for chance in self.in_time.values())
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Result of planning: placements, times and costs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.ties import clearly_less, ordered
 from lightning_predict.planning.objective import machine_share, run_seconds
@@ -25,7 +25,6 @@ from lightning_predict.planning.problem import (
 )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRule:
     """Rule that starts waiting jobs in a fixed order and never moves a running job.
@@ -122,7 +121,6 @@ def serve_queue(
     )
 
 
-@final
 class _Nodes:
     """Free GPUs while a queue is served."""
 

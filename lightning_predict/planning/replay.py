@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol, final
+from typing import Final, Protocol
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import NORMAL_95
@@ -45,7 +45,6 @@ def likely_factors() -> tuple[float, float, float]:
     return 1 / far, 1.0, far
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedJob:
     """Outcome of one job in a replay. `lost_seconds` is work that had to be done again."""
@@ -62,7 +61,6 @@ class ReplayedJob:
         return self.end_seconds <= self.deadline_seconds
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
     """Outcome of a whole plan in a replay, with the cost of all machines and of the tardiness of all jobs."""

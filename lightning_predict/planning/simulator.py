@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -83,7 +83,6 @@ def simulate(
     return run.plan()
 
 
-@final
 @dataclass(slots=True)
 class _Work:
     """A running job.
@@ -109,7 +108,6 @@ class _Work:
         return self.remaining - worked // checkpoint_seconds * checkpoint_seconds / self.seconds
 
 
-@final
 @dataclass(kw_only=True)
 class _Simulation:
     """State of the simulation between two events."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.advice.batch_size import why_no_other_batch, with_samples
 from lightning_predict.assumptions import Assumptions
@@ -26,7 +26,6 @@ from lightning_predict.record.trace import Trace
 HISTORY: Final = "history"  # Keyword for the runs that `RuntimePredictor` stored
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Times:
     """Times of a whole run."""

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from statistics import NormalDist
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from lightning_predict.kernels.operations import Array
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Term:
     """Product of variables: a term of the regression. Each factor has the exponent 1, -1 or 2."""
@@ -104,7 +103,6 @@ def terms_of(
     return (*terms, *squares, *by_rate)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
     """A variable whose value in the setting to predict is outside the range of the past runs."""
@@ -135,7 +133,6 @@ class Extrapolation:
         return f"{WORDS[self.variable]} {self.requested_value:g} is {times} the {kind} of the past runs ({nearest:g})"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
     """Time of a run, predicted from past runs; None if the regression predicts 0 or less, far outside the past runs."""
@@ -160,7 +157,6 @@ class RunEstimate:
         return None if self.time is None else self.time.high
 
 
-@final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EndToEndRegression:
     """Fitted regression of one model's past runs."""
@@ -310,7 +306,6 @@ time and a GPU's. With fewer values, an interval beyond the runs holds the predi
 FOLDS: Final = 10  # Number of folds in cross-validation
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionOptions:
     """Options for creating and selecting terms."""

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from lightning_predict.record.trace import Operation, Trace
 SAME_ERROR: Final = 1e-12  # Share of the sum of squared times by which another feature must reduce the squared error
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
     """A recorded call, with its amount of work and its time."""
@@ -41,7 +40,6 @@ class TimedLayer:
         return self.flops or self.moved_bytes
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Line:
     """Linear model of a kind of layer, in seconds. `most_work` is the maximum over the layers of the fit."""
@@ -57,7 +55,6 @@ class Line:
         return self.intercept + self.per_byte * layer.moved_bytes + self.per_flop * layer.flops
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class NetworkEstimate:
     """Device time of a neural network, predicted from its layers."""
@@ -69,7 +66,6 @@ class NetworkEstimate:
     beyond: Mapping[str, float]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LayerRegression:
     """Linear model of each kind of layer."""

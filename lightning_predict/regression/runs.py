@@ -28,7 +28,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal, final, get_args
+from typing import Final, Literal, get_args
 
 from lightning_predict.base.checked import Checked, File, read_csv, read_json, read_yaml
 from lightning_predict.base.errors import (
@@ -78,7 +78,6 @@ POWER_DTYPE: Final = "float32"
 less than half of the peak (`kernels/roofline.py`)."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetting:
     """Settings of a run.
@@ -137,7 +136,6 @@ class RunSetting:
         return None if value is None else float(value)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
     """A finished run. `model` names a model, or a family of models that differ in `inner_modules`.
@@ -191,7 +189,6 @@ STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
 """Columns in which MLflow and W&B store the final state of a run, and the value that means finished."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RunTable:
     """Past runs in the order of a table, with notes on excluded runs."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -39,7 +39,6 @@ EXACT: Final = 1e-20
 MAX_ROUNDS: Final = 100
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class StepwiseFit:
     """Linear regression on the selected features."""

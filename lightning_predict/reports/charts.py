@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.ties import ordered
@@ -39,7 +39,6 @@ _RADIUS: Final = 9
 OTHER: Final = "other"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A bar of a chart: name, middle, interval, text next to it, and CSS class."""
@@ -52,7 +51,6 @@ class Bar:
     kind: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Axis:
     """A range of values mapped to a range of pixels, logarithmic if the values are far apart."""
@@ -201,7 +199,6 @@ def svg_of(parts: Sequence[str], width: int, height: float, title: str) -> str:
     )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Point:
     """A point of a scatter plot: name, position, description in the list below, and CSS class."""

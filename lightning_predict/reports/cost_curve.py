@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.ties import clearly_less
 from lightning_predict.base.units import seconds_to_hours
@@ -30,7 +30,6 @@ layout."""
 SAMPLES: Final = 1_000_000  # Number of samples in the "per million samples" column
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     """One layout of a scaling curve."""
@@ -46,7 +45,6 @@ class CurvePoint:
     provider: str | None = None  # Provider whose price is used; None without a price
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CostCurve:
     """Scaling curve of one GPU model; `points` are sorted by the number of GPUs."""

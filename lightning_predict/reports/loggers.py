@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from lightning_predict.base.fields import Field
@@ -315,7 +315,6 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTable:
     """A small table for loggers, with text and numbers."""

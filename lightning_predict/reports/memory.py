@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.answers import json_value, sentences
 from lightning_predict.base.escaping import html_text as escape
@@ -26,7 +26,6 @@ _BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 TITLE: Final = "Where the memory goes"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MemorySaving:
     """Reduction of the process's memory by one change."""
@@ -36,7 +35,6 @@ class MemorySaving:
     note: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayToFit:
     """A set of changes with which a step fits."""
@@ -66,7 +64,6 @@ class WayToFit:
         return f"{' + '.join(words)}: {duration(self.seconds)} for the same samples{memory}; {batch}"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """Memory report of a step on a GPU."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lightning_predict.base.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _Default = TypeVar("_Default")
 
 
-@final
 @dataclass(frozen=True)
 class Predictions(AbstractPredictions):
     """Mapping from GPU names to predictions, in the requested order. Keys can be any name that `predict` accepts.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, Literal
 
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.operations import batch_shapes, operation_spec
@@ -63,7 +63,6 @@ FEW_NORMS: Final = 4
 """A language model has at least this number of layer norms (two per block). Recommenders have none."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCase:
     """A published step time and the error of its prediction."""
@@ -90,7 +89,6 @@ class PublishedCase:
         return gpu_of(self.gpu).architecture
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StepDescription:
     """Properties by which a recorded step is compared with published cases."""

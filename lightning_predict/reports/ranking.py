@@ -14,7 +14,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import InvalidArgumentError
@@ -38,7 +38,6 @@ from lightning_predict.reports.table_rows import TableLine, bound_by, name_in_us
 from lightning_predict.run.workload import STEPS_SHOWN
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGpu:
     """A GPU on which the run fits, with the time and cost of the run."""
@@ -70,7 +69,6 @@ MOVING_SECONDS: Final = 300.0
 the environment and the data takes longer."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineTimes:
     """The machine in use, which recommended GPUs are compared with."""
@@ -95,7 +93,6 @@ class MachineTimes:
         return self.left is not None and self.left.middle <= MOVING_SECONDS
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Recommended GPUs, and GPUs that cannot be recommended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field
@@ -44,7 +44,6 @@ MAIN_SHARE: Final = 1 / 3
 """A table names the loader as the bottleneck if waiting for the loader takes at least this share of the time."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """A column of a table."""
@@ -70,7 +69,6 @@ class Column:
         return (self.cell(line) or "") if self.field.on_machine else ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Columns and cell texts of one table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import clearly_less
@@ -55,7 +55,6 @@ def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
     return standing
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ShownPeriod:
     """Period of the shown times and costs: the run, or if its length is unknown, `STEPS_SHOWN` recorded steps.

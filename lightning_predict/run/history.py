@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.checked import Checked, File, parse_json
 from lightning_predict.base.errors import InvalidArgumentError
@@ -48,7 +48,6 @@ MAX_RATIO: Final = 100.0
 another one, which says nothing about the next run."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
     """One finished run: a line of the history file.
@@ -83,7 +82,6 @@ class HistoryRecord:
         return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
     """Correction factors for a prediction, derived from earlier runs."""

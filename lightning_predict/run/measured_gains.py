@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
@@ -40,7 +40,6 @@ _CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
 """Name of each change by (setting, value before, value after)."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredGain:
     """Measured speed-up of one change, from two runs."""

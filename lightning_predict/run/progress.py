@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import Checked, File, read_json
 from lightning_predict.base.errors import InvalidArgumentError
@@ -27,7 +27,6 @@ PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 RENEWED_SECONDS: Final = 60.0  # Seconds between two writes, and of training before the speed of the run is estimated
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSlot:
     """A job of a plan, and the machine that runs the job."""
@@ -38,7 +37,6 @@ class PlanSlot:
     num_gpus: int
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Contents of a progress file."""
@@ -92,7 +90,6 @@ def write_progress(path: Path, progress: Progress) -> None:
     write_atomically(path, json.dumps(asdict(progress)).encode() + b"\n")
 
 
-@final
 @dataclass(slots=True, kw_only=True)
 class ProgressKeeper:
     """Tracks the progress of a run and decides when to write the progress file."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.base.interval import NOTHING, Interval, around
 
@@ -39,7 +39,6 @@ STEPS_SHOWN: Final = 1000
 """If the length of a run is unknown, times and costs are shown for the samples of this number of recorded steps."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
     """Waiting time for batches from the data loader. It is the same on every GPU, because the host loads the data.
@@ -67,7 +66,6 @@ class Loader:
         return max(seconds, loading) if self.overlaps else seconds + loading
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
     """Numbers of training batches and optimizer steps, including shorter ones at the end of an epoch."""
@@ -83,7 +81,6 @@ class Batches:
         return self.batches - self.partial_batches * (1.0 - self.partial_share)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
     """Remaining checkpoints. Their time does not depend on the GPU, because the host writes them."""
@@ -102,7 +99,6 @@ class Checkpoints:
         return Interval.from_factor(seconds, ESTIMATED_WRITING if self.is_estimated else 1.0)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Remaining work of a run."""
@@ -124,7 +120,6 @@ class Workload:
     time_limit_seconds: float | None = None  # Seconds until the Trainer's time limit ends the run; None without a limit
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Predicted time of the rest of a run on one GPU."""

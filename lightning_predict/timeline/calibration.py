@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -53,7 +53,6 @@ MIN_GAPS: Final = 20  # Minimum number of gaps for computing a median
 SLOWEST_PROFILER: Final = 20.0  # Upper bound on the factor by which a profiler slows the host
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCalibration:
     """Calibrated host and corrections, which apply to the predictions for all GPUs."""
@@ -117,7 +116,6 @@ def _calibrate_without_kernels(trace: Trace, timed: WorkTimes, origin: Gpu | Non
     return StepCalibration(host=measured_host(HostModel(factor=host_factor)))
 
 
-@final
 class RecordedSimulation:
     """Simulation of the recorded step on its own GPU. The host speed, the gap and the added host work are variable."""
 

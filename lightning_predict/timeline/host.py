@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
@@ -48,7 +48,6 @@ from lightning_predict.uncertainty import FASTEST_HOST, FORMULA_SPREAD, SLOWEST_
 # --- Host models and the table
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
     """Overheads of one operation in seconds of host time."""
@@ -143,7 +142,6 @@ the hosts of its T4s and L40Ss, regardless of the number of kernels. On a host t
 ms."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Host:
     """Assumed speed of the host that launches a step on another GPU."""
@@ -230,7 +228,6 @@ def host_of(host: str | float | Host | None) -> Host:
     return replace(TABLE_HOST, factor=factor)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class HostModel:
     """Host model: a speed factor, and the overheads of operations that were not timed."""
@@ -272,7 +269,6 @@ _TO_PAGEABLE: Final = "-> Pageable"
 _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RecordedHost:
     """Host times of the operations of a trace, in the trace's order.
@@ -449,7 +445,6 @@ def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
             yield launched, max(min(done, _span(operation)[1]) - launched, 0.0)
 
 
-@final
 class _WorkClock:
     """Clock that runs only while the host works."""
 

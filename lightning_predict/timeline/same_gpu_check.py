@@ -23,7 +23,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Literal
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.note import Note
@@ -39,7 +39,6 @@ from lightning_predict.timeline.verdict import Verdict
 # --- The same-GPU check
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameGpuCheck:
     """Measured and predicted step on the GPU in use."""

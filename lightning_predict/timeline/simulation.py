@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -45,7 +45,6 @@ COMPUTE_STREAM: Final = 0
 START_SECONDS: Final = 2e-06  # Time from the end of a launch call to the start of its kernel on an idle stream
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOperation:
     """An operation in the simulation."""
@@ -74,7 +73,6 @@ class HostOperation:
         return kernels if self.calls is None else max(self.calls, default=-1) + 1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LaunchSchedule:
     """Operations of a step as arrays."""
@@ -91,7 +89,6 @@ class LaunchSchedule:
     waits: tuple[tuple[int, int], ...]  # For each synchronization, the number of operations and kernels before it
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
     """Timeline of the host in one step, without waits."""
@@ -254,7 +251,6 @@ def main_queue(trace: Trace) -> Queue | None:
 STEADY_STEPS: Final = 3  # Number of simulated steps; the last one corresponds to a step of a running loop
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTimeline:
     """Times of one simulated step."""
@@ -315,7 +311,6 @@ def simulate_timeline(
     )
 
 
-@final
 class _Placed:
     """Start times of the operations and kernels of a step."""
 
@@ -325,7 +320,6 @@ class _Placed:
         self.operation_starts = np.zeros((len(durations), operations))
 
 
-@final
 class _Segment:
     """Launches between two waits of the host, with quantities that are the same in every step.
 
@@ -369,7 +363,6 @@ def _segments(schedule: LaunchSchedule, timeline: HostTimeline, durations: Array
     return segments
 
 
-@final
 class _Clocks:
     """Current time of the host and of each stream; every time has the shape (gpus,)."""
 

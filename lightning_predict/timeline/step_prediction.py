@@ -17,7 +17,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from lightning_predict.uncertainty import (
 )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
     """Prediction of one step on one GPU."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -31,7 +31,6 @@ Bound = Literal["device", "host", "links", "bubble"]
 """Possible bottlenecks: kernels on the device, launches by the host, links between GPUs, or the pipeline bubble."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Bottleneck of a step. Values are shares of the step, so they stay valid if the predicted step time is corrected.

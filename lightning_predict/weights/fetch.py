@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
 from lightning_predict.base.errors import (
@@ -45,12 +45,10 @@ REMEDY: Final = (
 RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
-@final
 class _RefusedError(Exception):
     """A response to which a retry would not help."""
 
 
-@final
 class Download:
     """Downloads files from one address before a deadline.
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import Checked, File, parse_json, shown
 from lightning_predict.base.errors import WeightsFormatError
@@ -31,7 +31,6 @@ FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
 """Allowed file names. They contain no folder, so a download cannot write outside its folder."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
     """Errors on held-out measurements of one operation and dtype."""
@@ -42,7 +41,6 @@ class HeldOutError:
     coverage: float  # Share of the measurements inside the 90 % interval
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestEntry:
     """A weights file in the manifest."""
@@ -58,7 +56,6 @@ class ManifestEntry:
     held_out_error: Mapping[str, HeldOutError]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """All weights files of one release."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ FEATURE_TOLERANCE: Final = 1e-3  # Features that differ by less than this are tr
 CROSS_GPU: Final = "base"  # GPU name in the base file. GPUs without their own weights use the base weights.
 
 
-@final
 @dataclass(frozen=True)
 class Layer:
     """One layer of all networks of an ensemble."""
@@ -49,7 +48,6 @@ class Layer:
         return int(self.weight.shape[2])
 
 
-@final
 @dataclass(frozen=True)
 class NetworkWeights:
     """Ensemble of neural networks for one family of operations."""
@@ -87,7 +85,6 @@ class NetworkWeights:
         return self.interval.get(f"{operation}/{dtype}", self.interval["*"])
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
     """Ratio of measured to predicted time for one operation, dtype and GPU, for operations without a tuned network."""
@@ -97,7 +94,6 @@ class MeasuredFactor:
     rows: int
 
 
-@final
 @dataclass(frozen=True)
 class GpuWeights:
     """Content of one weights file."""
@@ -110,7 +106,6 @@ class GpuWeights:
     factors: Mapping[str, MeasuredFactor] = field(default_factory=dict)
 
 
-@final
 @dataclass(frozen=True)
 class LoadedWeights:
     """Weights for a set of GPUs."""

@@ -14,7 +14,7 @@ import ipaddress
 import os
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Final, final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from lightning_predict.base.checked import shown
@@ -29,7 +29,6 @@ VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
 DEADLINE_SECONDS: Final = 20.0  # Default time limit in seconds for all downloads together
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Address:
     """Address of a folder with a manifest."""
@@ -46,7 +45,6 @@ class Address:
         return urlunsplit(self.parts._replace(path=f"{self.parts.path}/{name}"))
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
     """Search path, download address and cache for weights."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, Protocol
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
@@ -54,7 +54,6 @@ class AbstractPlace(Protocol):
         ...
 
 
-@final
 @dataclass(frozen=True)
 class FolderPlace:
     """A folder of weights files. If the folder has a manifest, the manifest must list each file with its checksum."""
@@ -83,7 +82,6 @@ class FolderPlace:
         return f"{self.title} {self.folder}"
 
 
-@final
 @dataclass(frozen=True)
 class FilePlace:
     """A weights file that the user gave. The file's name does not matter."""
@@ -100,7 +98,6 @@ class FilePlace:
         return f"file {self.path}"
 
 
-@final
 @dataclass(frozen=True)
 class DownloadPlace:
     """Verified downloads from a configured address. Files that equal bundled files are not downloaded."""
@@ -117,7 +114,6 @@ class DownloadPlace:
         return f"address {self.title}"
 
 
-@final
 @dataclass(frozen=True)
 class CachePlace:
     """Earlier downloads with their manifest. Files are named by checksum. Damaged files count as missing."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,6 @@ Calls = dict[str, TimedCall]
 Maker = Callable[[Words, torch.dtype, torch.device], Calls]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """Micro-benchmark: draws a random shape, and makes the calls to time, by name of the timed operation."""
@@ -327,7 +326,6 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 LARGEST_K: Final = 8  # Number of elements per row that `topk` returns
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Matrices:
     """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise."""

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 
@@ -58,7 +58,6 @@ REASONS: Final = {
 """Bits of `nvmlDeviceGetCurrentClocksEventReasons` that mean a reduced clock under load (NVML documentation)."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
     """State of a GPU at one moment. Unknown values are None.
@@ -127,7 +126,6 @@ def _handle(library: Any, device: torch.device) -> ctypes.c_void_p | None:
     return handle if status == 0 else None
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Medians of repeated calls; None for a kind of timing that is not possible."""

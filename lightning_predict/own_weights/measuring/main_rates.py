@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import torch
 
@@ -42,7 +42,6 @@ TRIAL_SIDE: Final = 64  # Side of the square matrices in a test on a CPU
 STREAMS: Final = ("relu", "add")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainRates:
     """Measured main rates of a GPU."""
@@ -59,7 +58,6 @@ class MainRates:
         return replace(own, dram_bytes_per_second=self.dram_bytes_per_second)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A measured rate, the value that is assumed without a measurement, and the unit of both."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +40,6 @@ LOADED_FLOPS: Final = 100_000_000_000.0  # Minimum FLOPs of a call that is measu
 MARGIN: Final = 1.05  # Factor on the number of planned rows, because some shapes do not fit in memory
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ShapeToMeasure:
     """A shape of an operation in one dtype, to be measured."""
@@ -127,7 +126,6 @@ def _distances(points: Array, other: Array) -> Array:
     return distances
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Shapes:
     """Random shapes of operations, most different shapes first; at most `most` of each operation, if it is not None."""

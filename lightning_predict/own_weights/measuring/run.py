@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Final, TypedDict, final
+from typing import Final, TypedDict
 
 import numpy as np
 import torch
@@ -85,7 +85,6 @@ measurement."""
 LOAD_SECONDS: Final = 1.0  # Duration of the load at whose end a sustained time is measured
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """Result of a measuring run."""
@@ -102,7 +101,6 @@ class Measured:
     dropped: int = 0  # Number of rows that `train` does not use, because their family and operation have too few rows
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRows:
     """Number of rows that `train` fits a family's network to, and the minimum, below which it keeps the network."""
@@ -191,7 +189,6 @@ def _check_arguments(
         benchmark_of(operation)
 
 
-@final
 class _Run:
     """Tables of a run, its results so far, and failed shapes, which are not tried again."""
 

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from lightning_predict.weights.records import Float32Array, Layer, NetworkWeight
 SLACK: Final = 0.02  # Maximum drop of log(seconds) from a shape to its double that is not penalized
 
 
-@final
 @dataclass(frozen=True)
 class Side:
     """The smaller or the larger shapes of the pairs: features (pairs, features) and log(reference seconds) (pairs,)."""
@@ -41,7 +40,6 @@ class Side:
     log_reference: Array
 
 
-@final
 @dataclass(frozen=True)
 class DoublingPairs:
     """Pairs of shapes. Row i of `larger` is row i of `smaller` with one dimension doubled."""
@@ -54,7 +52,6 @@ CHECKS: Final = 12  # Number of times that training computes the loss on the cal
 LOWEST_QUANTILE: Final = 0.001  # Quantile of the measured utilisation that is the lower bound of predicted utilisation
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """Hyperparameters of the training."""
@@ -74,7 +71,6 @@ class TrainingPlan:
     group_rows: int | None = None
 
 
-@final
 @dataclass(frozen=True)
 class TrainingRows:
     """Training rows of one family: features (rows, features) and logarithms of seconds (rows,)."""

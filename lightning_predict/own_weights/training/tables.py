@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,6 @@ CALIBRATION_SHARE: Final = 0.08
 """Share of calibration shapes, which determine when training stops and how wide intervals are."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Split:
     """Masks over rows. Each row is in exactly one mask."""
@@ -81,7 +80,6 @@ def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
     """Format of a file: shape parameters and columns of times."""
@@ -103,7 +101,6 @@ OWN_TABLES: Final = tuple(
 """Formats of the tables that `measuring/run.py` writes: one file per operation, with backward calls as rows."""
 
 
-@final
 @dataclass(frozen=True)
 class Group:
     """Measurements of one operation and dtype, on one GPU, from one source."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -59,7 +59,6 @@ FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), mem
 MIN_CALIBRATION_ROWS: Final = 5  # Minimum number of calibration rows for an operation's own interval
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScore:
     """Errors on held-out measurements, |predicted / measured - 1|, before and after tuning."""
@@ -75,7 +74,6 @@ class OwnScore:
     refused: str | None = None  # Why the network or factor was not stored; None if it was
 
 
-@final
 @dataclass(frozen=True)
 class _Task:
     """One network to tune: a family on a GPU, with its measurements and its previous network."""
