@@ -324,11 +324,7 @@ _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
 def _heading(
-    trace: Trace,
-    workload: Workload,
-    in_use: Layout | None,
-    assumptions: Assumptions,
-    predictions: Sequence[Prediction],
+    trace: Trace, workload: Workload, in_use: Layout | None, assumptions: Assumptions, predictions: Sequence[Prediction]
 ) -> str:
     """Describe the predicted run and its assumptions: `58,430 steps × batch 64, bf16-mixed, recorded on L4`.
 

@@ -23,12 +23,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.model_flops import step_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
-from lightning_predict.layouts.single_gpu import (
-    PredictionContext,
-    SingleGpuSteps,
-    single_steps,
-    step_of_one_process,
-)
+from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSteps, single_steps, step_of_one_process
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
 from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, memory_need, step_memory
@@ -229,12 +224,7 @@ class StepPredictor:
 
             setting = self.setting
             self._ready[id(kind)] = MultiGpuStep(
-                kind.trace,
-                kind.timed,
-                setting.gpus,
-                origin=setting.origin,
-                models=setting.models,
-                host=kind.host,
+                kind.trace, kind.timed, setting.gpus, origin=setting.origin, models=setting.models, host=kind.host
             )
         return self._ready[id(kind)]
 
@@ -368,13 +358,7 @@ def _learnt(
 
     fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
     return [
-        correction_for(
-            history,
-            fingerprint,
-            step,
-            model=model,
-            samples=trace.samples,
-        )
+        correction_for(history, fingerprint, step, model=model, samples=trace.samples)
         if origin is None or step.gpu != origin.name or not trace.measured_steps
         else None
         for step in steps

@@ -168,9 +168,7 @@ alone and in short bursts."""
 
 
 def interval_of_sum(
-    times: Interval[_Array],
-    families: Sequence[str],
-    shapes: Sequence[Hashable],
+    times: Interval[_Array], families: Sequence[str], shapes: Sequence[Hashable]
 ) -> tuple[_Array, _Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 

@@ -113,8 +113,7 @@ class BudgetFit(FitPart):
         self._schedule = None if self.is_alone else AgreementSchedule()
         common = {"on_exceed": self._settings.on_exceed, "warmup_steps": self._settings.warmup_steps}
         decision = self._agree(
-            lambda observer: {**self._open(observer), **common},
-            alike=_validation_batches(self._trainer),
+            lambda observer: {**self._open(observer), **common}, alike=_validation_batches(self._trainer)
         )
         agreed = {name: decision[name] for name in common}
         if agreed != common:

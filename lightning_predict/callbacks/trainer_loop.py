@@ -11,13 +11,7 @@ import torch
 
 from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import leaves_of_batch, warn
-from lightning_predict.callbacks.output import (
-    log_and_save,
-    log_values,
-    print_on_rank_zero,
-    print_sentence,
-    table_text,
-)
+from lightning_predict.callbacks.output import log_and_save, log_values, print_on_rank_zero, print_sentence, table_text
 from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
 from lightning_predict.layouts.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.observe.forecast import ForecastInputs

@@ -82,11 +82,7 @@ def findings_of(
 
         zipf_alpha = skew_of(told.skew, step)
     assumptions = told.assumptions(
-        prices,
-        strategy=parsed_strategy,
-        history=read_history(),
-        zipf_alpha=zipf_alpha,
-        kernels=kernels,
+        prices, strategy=parsed_strategy, history=read_history(), zipf_alpha=zipf_alpha, kernels=kernels
     )
     workload = remaining_steps(
         step,

@@ -27,12 +27,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.base.units import MICROSECOND, mebibytes_to_bytes
 from lightning_predict.embeddings.loads import KINDS
 from lightning_predict.embeddings.placement import place_tables
-from lightning_predict.embeddings.step import (
-    ShardingPlan,
-    in_milliseconds,
-    read_sharding_plan,
-    sharded_step,
-)
+from lightning_predict.embeddings.step import ShardingPlan, in_milliseconds, read_sharding_plan, sharded_step
 from lightning_predict.embeddings.step_tables import StepTables, without_tables
 from lightning_predict.embeddings.tables import tables_of_trace
 from lightning_predict.hardware.layouts import Layout

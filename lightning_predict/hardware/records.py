@@ -240,21 +240,12 @@ class Generation:
     nvidia_equivalent: tuple[int, int] | None = None
 
 
-_VOLTA: Final = Generation(
-    chip="volta",
-    streams_norms=False,
-    streams_softmax=False,
-    context_mebibytes=(300, 450, 900),
-)
+_VOLTA: Final = Generation(chip="volta", streams_norms=False, streams_softmax=False, context_mebibytes=(300, 450, 900))
 _PASCAL: Final = replace(_VOLTA, has_tensor_cores=False, has_fast_stacked_memory=False)
 _AMPERE: Final = Generation(chip="ampere")
 _GEFORCE_AMPERE: Final = replace(_AMPERE, chip="ampere_geforce", context_mebibytes=(400, 800, 1000))
 _HOPPER: Final = replace(
-    _AMPERE,
-    chip="hopper",
-    has_warp_group_matmul=True,
-    has_large_workspaces=True,
-    context_mebibytes=(500, 1200, 1400),
+    _AMPERE, chip="hopper", has_warp_group_matmul=True, has_large_workspaces=True, context_mebibytes=(500, 1200, 1400)
 )
 _BLACKWELL: Final = replace(_HOPPER, chip="blackwell", context_mebibytes=(500, 1200, 1600))
 

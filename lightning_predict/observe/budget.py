@@ -180,11 +180,7 @@ class BudgetWatch:
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def check(
-        self,
-        rest: RestOfRun | None,
-        *,
-        at_best: Callable[[], RestOfRun] | None = None,
-        may_end_earlier: bool = False,
+        self, rest: RestOfRun | None, *, at_best: Callable[[], RestOfRun] | None = None, may_end_earlier: bool = False
     ) -> BudgetVerdict:
         """Check the used amounts and, if `rest` is given, the forecast of the run.
 

@@ -27,12 +27,7 @@ from typing_extensions import Unpack
 
 from lightning_predict.base.checked import positive_number, shown
 from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
-from lightning_predict.base.units import (
-    grams_to_kilograms,
-    hours_to_seconds,
-    seconds_to_hours,
-    watts_to_kilowatts,
-)
+from lightning_predict.base.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.hardware import gpu as find_gpu

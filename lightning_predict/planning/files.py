@@ -52,9 +52,7 @@ _TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
 _RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
 _EXPORT_KEYS: Final = ("command", "checkpoint", "claim", "image")
 _JOB_OPTIONAL: Final = _TRACE_KEYS.union(
-    _RUN_KEYS,
-    "hours trace runs release_hours tardiness_usd_per_hour".split(),
-    _EXPORT_KEYS,
+    _RUN_KEYS, "hours trace runs release_hours tardiness_usd_per_hour".split(), _EXPORT_KEYS
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
 _CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", *_EXPORT_KEYS})

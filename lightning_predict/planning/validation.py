@@ -19,13 +19,7 @@ from collections.abc import Iterable
 
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.objective import expected_seconds, runs_alone
-from lightning_predict.planning.problem import (
-    Job,
-    Limits,
-    MachineType,
-    PlanningProblem,
-    PlanState,
-)
+from lightning_predict.planning.problem import Job, Limits, MachineType, PlanningProblem, PlanState
 
 
 def check_problem(problem: PlanningProblem) -> None:
@@ -160,8 +154,7 @@ def _check_settings(problem: PlanningProblem) -> None:
         "the last checkpoint is lost.",
     )
     _expect(
-        checkpoint is None or _is_positive(checkpoint),
-        f"checkpoint_seconds={checkpoint}; expected seconds above 0.",
+        checkpoint is None or _is_positive(checkpoint), f"checkpoint_seconds={checkpoint}; expected seconds above 0."
     )
     _expect(
         0.5 <= problem.probability < 1,
@@ -196,8 +189,7 @@ def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> No
         )
     for (name, num_gpus), seconds in sorted(job.seconds.items()):
         _expect(
-            name in machines,
-            f"{who} has a time on {name!r}, which is not a machine type; known: {sorted(machines)}.",
+            name in machines, f"{who} has a time on {name!r}, which is not a machine type; known: {sorted(machines)}."
         )
         most = machines[name].num_gpus
         _expect(1 <= num_gpus <= most, f"{who} has a time on {num_gpus} GPUs of {name!r}, which has {most}.")

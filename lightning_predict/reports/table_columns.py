@@ -27,13 +27,7 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.reports.table_rows import (
-    LARGE_PART,
-    TableLine,
-    bound_by,
-    name_in_use,
-    shown_period,
-)
+from lightning_predict.reports.table_rows import LARGE_PART, TableLine, bound_by, name_in_use, shown_period
 
 EXTRAPOLATION_MARK: Final = "†"  # Marks a GPU whose time is mostly extrapolated from other GPUs
 

@@ -169,13 +169,7 @@ def predict_steps(
 
 
 def _with_host(
-    trace: Trace,
-    timed: WorkTimes,
-    gpus: Sequence[Gpu],
-    *,
-    origin: Gpu | None,
-    host: Host,
-    is_host_measured: bool,
+    trace: Trace, timed: WorkTimes, gpus: Sequence[Gpu], *, origin: Gpu | None, host: Host, is_host_measured: bool
 ) -> tuple[StepPrediction, ...]:
     own = calibrate_step(trace, timed, origin, host)
     if is_host_measured:

@@ -15,11 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
-from lightning_predict.base.errors import (
-    InvalidArgumentError,
-    WeightsDownloadError,
-    WeightsHashError,
-)
+from lightning_predict.base.errors import InvalidArgumentError, WeightsDownloadError, WeightsHashError
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.weights.files import MAX_BYTES, sha256
 from lightning_predict.weights.manifest import MANIFEST_NAME, MAX_MANIFEST, Manifest, ManifestEntry, parse_manifest
@@ -56,12 +52,7 @@ class Download:
     """
 
     def __init__(
-        self,
-        address: Address,
-        *,
-        seconds: float,
-        allow_http: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, address: Address, *, seconds: float, allow_http: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._address = address
         self._allow_http = allow_http

@@ -184,12 +184,7 @@ def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Ca
 
 
 _RECURRENT: Final = drawer(
-    batch=(1, 256),
-    steps=(1, 256),
-    input_size=(16, 2048),
-    hidden=(16, 2048),
-    layers=[1, 1, 2, 4],
-    directions=[1, 1, 2],
+    batch=(1, 256), steps=(1, 256), input_size=(16, 2048), hidden=(16, 2048), layers=[1, 1, 2, 4], directions=[1, 1, 2]
 )
 
 LAYERS: Final[Mapping[str, Benchmark]] = {

@@ -169,11 +169,7 @@ def measure(
 
 
 def _check_arguments(
-    operations: Sequence[str],
-    dtypes: Sequence[str],
-    shapes: int | None,
-    minutes: float | None,
-    shape_seconds: float,
+    operations: Sequence[str], dtypes: Sequence[str], shapes: int | None, minutes: float | None, shape_seconds: float
 ) -> None:
     if any(dtype not in DTYPES for dtype in dtypes) or (shapes is not None and shapes < 1):
         raise InvalidArgumentError(

@@ -157,12 +157,7 @@ def _steps_on(tables: Path, card: Gpu) -> tuple[Trace, ...]:
 
 
 def _why_worse(
-    groups: Iterable[Group],
-    card: Gpu,
-    before: BundledModels,
-    after: BundledModels,
-    steps: Sequence[Trace],
-    seed: int,
+    groups: Iterable[Group], card: Gpu, before: BundledModels, after: BundledModels, steps: Sequence[Trace], seed: int
 ) -> str | None:
     """Return why changed models are no improvement; None if they are one."""
     held_out = [group.take(split_rows(group.batch.columns, seed=seed).held_out) for group in groups]
