@@ -21,6 +21,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.channels_last import image_layouts
 from lightning_predict.fusion.options import KERNELS, check_kernels, with_kernels
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
+from lightning_predict.layouts.gradients import unit_bytes, unit_segments
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import OtherStep
@@ -334,6 +335,42 @@ def test_compiled_step_is_shared_among_gpus(blocks: lp.Trace, strategy: str) -> 
     shared, eager = compiled["4xH100"], lp.predict(blocks, ["4xH100"], history=False, strategy=strategy)["4xH100"]
     assert compiled["H100"].iteration_seconds < shared.iteration_seconds < eager.iteration_seconds
     assert (shared.memory_bytes or 0) < (eager.memory_bytes or 0)
+
+
+def test_compiled_step_gathers_each_fsdp_unit_as_often_as_the_eager_one() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(512, 512), nn.Linear(512, 512)
+
+        def forward(self, data: Tensor, turned: Tensor) -> Tensor:
+            result: Tensor = data + self.outer(self.inner(data) * turned)
+            return result
+
+    class Angles(nn.Module):
+        def forward(self, data: Tensor) -> Tensor:
+            return torch.empty(512, 512, device="meta").cos().to(data.dtype)
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.angles, self.layers = Angles(), nn.ModuleList([Turned() for _ in range(3)])
+
+        def forward(self, data: Tensor) -> Tensor:
+            turned = self.angles(data)
+            for layer in self.layers:
+                data = layer(data, turned)
+            return data
+
+    trace = step_of(Positions().bfloat16(), 4, 512, 512, dtype=torch.bfloat16)
+    units = unit_bytes(trace.parameters)
+    # torch keeps FSDP's hooks out of compiled code, so a graph ends at each unit whatever was asked to compile
+    eager, *compiled = (
+        [(visit.unit, visit.is_backward) for visit in unit_segments(with_kernels(trace, words).operations, units)]
+        for words in ((), ("compile",), ("compile-blocks",))
+    )
+    assert compiled == [eager, eager]
+    assert len(eager) == len(set(eager)) == 7  # the root's angles, and three blocks in two passes
 
 
 def test_search_of_layouts_and_named_steps_take_kernels(blocks: lp.Trace) -> None:
