@@ -29,8 +29,7 @@ ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 measured pair of steps, with and without such a change, validates the gain; `no` if the change does not apply."""
 
 
-JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | bool | None
-"""Value of a JSON document."""
+JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | bool | None  # Value of a JSON document
 
 _JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
 """Names in JSON that differ from the attributes."""
@@ -39,39 +38,27 @@ _JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedChange:
-    """One change, evaluated on the GPU that the advice is for.
-
-    Attributes:
-        words: Code that the user writes to apply the change.
-        note: Text that describes the side effects.
-        verdict: Verdict, see `ChangeVerdict`.
-        gain: Throughput with the change relative to throughput without, with its 90 % interval; None without evidence.
-        simulated_gain: Simulated gain, with or without evidence; None if the change does not apply.
-        seconds: Step time with the change, including the wait for the loader; None if the change does not apply.
-        seconds_saved: Seconds that the run saves; None without a gain, or if the length of the run is unknown.
-        usd_saved: Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown.
-        memory: Peak memory with the change in bytes; None if unknown.
-        fits: Whether the step with the change fits in memory; None if unknown.
-        why_not: Reason why the change does not apply or has no gain; None if the change has a gain.
-        evidence: Text that states the evidence for the gain and its accuracy; None without a gain.
-        gains: Calibrated gain on each layout, by layout name.
-        simulated_gains: Simulated gain on each layout to which the change applies, by layout name.
-    """
+    """One change, evaluated on the GPU that the advice is for."""
 
     name: str
-    words: str
-    note: str
-    verdict: ChangeVerdict
+    words: str  # Code that the user writes to apply the change
+    note: str  # Text that describes the side effects
+    verdict: ChangeVerdict  # Verdict, see `ChangeVerdict`
+    # Throughput with the change relative to throughput without, with its 90 % interval; None without evidence
     gain: Interval[float] | None = None
-    simulated_gain: float | None = None
+    simulated_gain: float | None = None  # Simulated gain, with or without evidence; None if the change does not apply
+    # Step time with the change, including the wait for the loader; None if the change does not apply
     seconds: float | None = None
+    # Seconds that the run saves; None without a gain, or if the length of the run is unknown
     seconds_saved: float | None = None
+    # Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown
     usd_saved: float | None = None
-    memory: float | None = None
-    fits: bool | None = None
-    why_not: str | None = None
-    evidence: str | None = None
-    gains: Mapping[str, Interval[float]]
+    memory: float | None = None  # Peak memory with the change in bytes; None if unknown
+    fits: bool | None = None  # Whether the step with the change fits in memory; None if unknown
+    why_not: str | None = None  # Reason why the change does not apply or has no gain; None if the change has a gain
+    evidence: str | None = None  # Text that states the evidence for the gain and its accuracy; None without a gain
+    gains: Mapping[str, Interval[float]]  # Calibrated gain on each layout, by layout name
+    # Simulated gain on each layout to which the change applies, by layout name
     simulated_gains: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, JsonValue]:
@@ -82,21 +69,13 @@ class EvaluatedChange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Best combination of changes.
+    """Best combination of changes."""
 
-    Attributes:
-        names: Names of the changes, in the order in which they are applied.
-        gain: Throughput with all changes relative to throughput without changes.
-        seconds: Step time with all changes.
-        gains: Gain on each layout to which all changes apply, by layout name.
-        predictions: Simulated predictions of each GPU with all changes.
-    """
-
-    names: tuple[str, ...]
-    gain: Interval[float]
-    seconds: float
-    gains: Mapping[str, Interval[float]]
-    predictions: Predictions
+    names: tuple[str, ...]  # Names of the changes, in the order in which they are applied
+    gain: Interval[float]  # Throughput with all changes relative to throughput without changes
+    seconds: float  # Step time with all changes
+    gains: Mapping[str, Interval[float]]  # Gain on each layout to which all changes apply, by layout name
+    predictions: Predictions  # Simulated predictions of each GPU with all changes
 
 
 @final

@@ -88,8 +88,7 @@ def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorIn
     return TensorInfo(shape, tensor.dtype, tensor.id, tensor.device, tensor.stored_elements, tensor.stored_bytes)
 
 
-SampleDimension = int | None
-"""Index of a tensor's dimension that counts samples; None if no dimension counts samples."""
+SampleDimension = int | None  # Index of a tensor's dimension that counts samples; None if no dimension counts samples
 
 
 @final

@@ -14,8 +14,7 @@ from typing import Final
 from lightning_predict.kernels.families.embedding import INTERACTION, LOOK_UPS, UPDATES
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
-BAG: Final = "aten::_embedding_bag"
-"""Lookup in one table of `torch.nn.EmbeddingBag`."""
+BAG: Final = "aten::_embedding_bag"  # Lookup in one table of `torch.nn.EmbeddingBag`
 
 _BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
 _JOINS: Final = ("aten::stack", "aten::cat")

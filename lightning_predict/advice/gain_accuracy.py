@@ -31,42 +31,27 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import Trace
 from lightning_predict.uncertainty import MEASURED_SPREAD
 
-MIN_PAIRS: Final = 10
-"""Minimum number of pairs for which a gain is reported."""
+MIN_PAIRS: Final = 10  # Minimum number of pairs for which a gain is reported
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPairs:
-    """Measured pairs of one kind of change, and the calibration of predicted gains.
+    """Measured pairs of one kind of change, and the calibration of predicted gains."""
 
-    Attributes:
-        pairs: Number of pairs that were compared with predicted gains.
-        families: Number of model families among the pairs.
-        median_error: Median relative error of the simulated gain; of the reported gain if `limits` says so.
-        constant_error: Median relative error of the constant: the median gain of the other families.
-        coverage: Share of the pairs whose gain is inside the reported interval.
-        power: Exponent of the simulated gain.
-        base_half_width: Half width of the interval of a gain of 1, in log units.
-        half_width_slope: Increase of the half width per log unit of the gain.
-        shift: Constant that is added to the logarithm of every gain.
-        max_validated_gain: Largest simulated gain of the pairs; the exponent is 1 above it.
-        limits: Text that describes limitations of the pairs; empty without limitations.
-        is_own: Whether the gain was measured for the recorded step itself, so that no other pairs are needed.
-    """
-
-    pairs: int
-    families: int
+    pairs: int  # Number of pairs that were compared with predicted gains
+    families: int  # Number of model families among the pairs
     source: str
-    median_error: float
-    constant_error: float
-    coverage: float
-    power: float
-    base_half_width: float
-    half_width_slope: float
-    shift: float = 0.0
-    max_validated_gain: float = math.inf
-    limits: str = ""
+    median_error: float  # Median relative error of the simulated gain; of the reported gain if `limits` says so
+    constant_error: float  # Median relative error of the constant: the median gain of the other families
+    coverage: float  # Share of the pairs whose gain is inside the reported interval
+    power: float  # Exponent of the simulated gain
+    base_half_width: float  # Half width of the interval of a gain of 1, in log units
+    half_width_slope: float  # Increase of the half width per log unit of the gain
+    shift: float = 0.0  # Constant that is added to the logarithm of every gain
+    max_validated_gain: float = math.inf  # Largest simulated gain of the pairs; the exponent is 1 above it
+    limits: str = ""  # Text that describes limitations of the pairs; empty without limitations
+    # Whether the gain was measured for the recorded step itself, so that no other pairs are needed
     is_own: bool = False
 
     @property

@@ -49,31 +49,20 @@ PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """Row of the table: one module, or several merged modules.
+    """Row of the table: one module, or several merged modules."""
 
-    Attributes:
-        module: Name of the module, with `*` for members of a list.
-        seconds: Device seconds per step, one value per column.
-        pattern: Name of an unfused pattern in the module; None without such a pattern.
-    """
-
-    module: str
-    seconds: tuple[float, ...]
-    pattern: str | None = None
+    module: str  # Name of the module, with `*` for members of a list
+    seconds: tuple[float, ...]  # Device seconds per step, one value per column
+    pattern: str | None = None  # Name of an unfused pattern in the module; None without such a pattern
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
-    """Device seconds of a step by module.
+    """Device seconds of a step by module."""
 
-    Attributes:
-        columns: Names of GPUs; `, changed` marks columns with changes.
-        rows: Rows, sorted by the first column, longest first. The rows add up to the device time.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[LayerRow, ...]
+    columns: tuple[str, ...]  # Names of GPUs; `, changed` marks columns with changes
+    rows: tuple[LayerRow, ...]  # Rows, sorted by the first column, longest first. The rows add up to the device time.
 
     def __str__(self) -> str:
         return "\n".join(layer_lines(self))

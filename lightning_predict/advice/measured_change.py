@@ -42,8 +42,7 @@ ALTERNATIONS: Final = 4
 """Number of times that each version of the step runs in alternation. The gain's interval is the range over these
 turns."""
 
-SPREAD: Final = 0.02
-"""Standard deviation of the random values that replace tensors on the meta device."""
+SPREAD: Final = 0.02  # Standard deviation of the random values that replace tensors on the meta device
 
 
 @final

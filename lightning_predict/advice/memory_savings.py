@@ -26,8 +26,7 @@ from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
 from lightning_predict.reports.published_cases import TrainedPart, trained_part
 
-CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
-"""Names of changes that may reduce memory."""
+CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")  # Names of changes that may reduce memory
 
 
 def memory_report(

@@ -26,21 +26,14 @@ _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten
 @final
 @dataclass(slots=True, kw_only=True)
 class _WrittenOut:
-    """Unfused attention in a recorded step.
-
-    Attributes:
-        key: Second operand of the first matmul, with keys in columns.
-        scores: Storage ids of the scores and their gradients.
-        places: Positions of the operations in the step.
-        leading: Sizes of batch and heads; None before the softmax.
-    """
+    """Unfused attention in a recorded step."""
 
     elements: int
     query: TensorInfo
-    key: TensorInfo
-    scores: set[int | None]
-    places: list[int]
-    leading: tuple[int, ...] | None = None
+    key: TensorInfo  # Second operand of the first matmul, with keys in columns
+    scores: set[int | None]  # Storage ids of the scores and their gradients
+    places: list[int]  # Positions of the operations in the step
+    leading: tuple[int, ...] | None = None  # Sizes of batch and heads; None before the softmax
     is_masked: bool = False
     value: TensorInfo | None = None
     result: TensorInfo | None = None

@@ -70,8 +70,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
                 (last.add if turns and _is_image(tensor) else last.discard)(tensor.id)
 
 
-_DATA_CHANNELS: Final = 4
-"""Maximum number of channels of input data, which is converted together with the model."""
+_DATA_CHANNELS: Final = 4  # Maximum number of channels of input data, which is converted together with the model
 
 
 def _is_image(tensor: TensorInfo) -> bool:

@@ -25,16 +25,12 @@ from typing import Final
 from lightning_predict.record.signatures import DRAWS_MASKS
 from lightning_predict.record.trace import Operation, TensorInfo
 
-DISTANCE_FACTOR: Final = 1.1
-"""Factor on the capacity of a value for each step between it and the backward pass."""
+DISTANCE_FACTOR: Final = 1.1  # Factor on the capacity of a value for each step between it and the backward pass
 
 MOST_DISTANCE: Final = 100
 
-UNWRITTEN_FACTOR: Final = 2
-"""Factor on the capacity of a value that no kernel of the forward pass has to write."""
-
-REDUCTION: Final = 4
-"""An operation whose inputs are more than this many times as large as its outputs is a reduction."""
+UNWRITTEN_FACTOR: Final = 2  # Factor on the capacity of a value that no kernel of the forward pass has to write
+REDUCTION: Final = 4  # An operation whose inputs are more than this many times as large as its outputs is a reduction
 
 MOST_READS: Final = 4
 MOST_READS_OF_ONE: Final = 8
@@ -49,8 +45,7 @@ _RANDOM: Final = frozenset({DRAWS_MASKS, "aten::native_dropout", "aten::rand_lik
 COMPARISON: Final = "triton::comparison"
 """Name of the comparison of a value of the forward pass that only the backward pass reads."""
 
-RUN_AGAIN: Final = "run_again"
-"""Argument of an operation that the kernel of the next operation without it runs again."""
+RUN_AGAIN: Final = "run_again"  # Argument of an operation that the kernel of the next operation without it runs again
 
 Test = Callable[[Operation], bool]
 Region = Callable[[Operation], str | None]

@@ -50,8 +50,7 @@ STATISTICS: Final = "triton::statistics"
 ROW_STATISTICS: Final = "triton::row_statistics"
 """Name of the reduction part of a softmax or norm over short rows, which the same kernel goes on to normalise."""
 
-NORMALISATION: Final = "triton::normalisation"
-"""Name of the normalisation part of a norm."""
+NORMALISATION: Final = "triton::normalisation"  # Name of the normalisation part of a norm
 
 COLUMN_SUMS: Final = "triton::column_sums"
 """Name of the part of a norm's backward pass that computes the gradients of weights: sums over all rows."""
@@ -79,13 +78,11 @@ _NORMS: Final = {
 }
 """Norms, with the number of leading tensors that are as large as the result."""
 
-LONGEST_ROW_IN_A_KERNEL: Final = 4096
-"""Longest row, in elements, that a fused kernel keeps while it reduces the row."""
+LONGEST_ROW_IN_A_KERNEL: Final = 4096  # Longest row, in elements, that a fused kernel keeps while it reduces the row
 
 _SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
 
-LARGEST_WINDOW: Final = 25
-"""Largest pooling window, in elements, for which Inductor writes a kernel."""
+LARGEST_WINDOW: Final = 25  # Largest pooling window, in elements, for which Inductor writes a kernel
 
 _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
 """Parts of the names of operations that read or write by position, or read their input more than once."""
@@ -266,8 +263,7 @@ def _padded(operations: Sequence[Operation], trace: Trace) -> Iterator[Operation
         yield operation
 
 
-OUTSIDE: Final = "outside_fused_kernels"
-"""Argument of a point-wise operation that no fused kernel runs."""
+OUTSIDE: Final = "outside_fused_kernels"  # Argument of a point-wise operation that no fused kernel runs
 
 
 def _outside(operation: Operation) -> Operation:
@@ -344,8 +340,7 @@ def _in_regions(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield operation
 
 
-MAX_JOINED: Final = 8
-"""Maximum number of tensors that a kernel concatenates."""
+MAX_JOINED: Final = 8  # Maximum number of tensors that a kernel concatenates
 
 
 def _is_joined_apart(operation: Operation) -> bool:
@@ -482,8 +477,7 @@ def _layout_kind(convolution: Operation) -> str:
     return "in_out" if 2 * most <= least and sides[0] > 1 else "default"
 
 
-SMALL_CHANNELS: Final = 64
-"""Number of channels up to which Inductor counts a convolution as small."""
+SMALL_CHANNELS: Final = 64  # Number of channels up to which Inductor counts a convolution as small
 
 
 def _convolution_flops(convolution: Operation) -> float:

@@ -25,21 +25,13 @@ _LOSSES: Final = ("aten::_log_softmax", "aten::nll_loss_forward", "aten::nll_los
 @final
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Places of the operations between an output layer and its loss.
+    """Places of the operations between an output layer and its loss."""
 
-    Attributes:
-        product: Place of the output layer's matmul.
-        forward: Places of the other operations of the forward pass, the loss last.
-        backward: Places of the operations of the backward pass, without the two matmuls.
-        products: Places of the matmuls that compute the gradients of the inputs and of the weight.
-        bias: Place of the sum that computes the gradient of the bias, if there is one.
-    """
-
-    product: int
-    forward: list[int]
-    backward: list[int]
-    products: list[int]
-    bias: list[int]
+    product: int  # Place of the output layer's matmul
+    forward: list[int]  # Places of the other operations of the forward pass, the loss last
+    backward: list[int]  # Places of the operations of the backward pass, without the two matmuls
+    products: list[int]  # Places of the matmuls that compute the gradients of the inputs and of the weight
+    bias: list[int]  # Place of the sum that computes the gradient of the bias, if there is one
 
 
 def _heads(trace: Trace) -> Iterator[_Head]:

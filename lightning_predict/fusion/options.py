@@ -32,17 +32,11 @@ from lightning_predict.record.trace import Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOption:
-    """Kernels of a compiler or a library.
+    """Kernels of a compiler or a library."""
 
-    Attributes:
-        apply: Rewrites an eager step.
-        why_not: Returns why the option does not apply to a step; None if it does.
-        slot: Options of one slot replace the same operations, so only one of them can run.
-    """
-
-    apply: Callable[[Trace], Trace]
-    why_not: Callable[[Trace], str | None]
-    slot: str
+    apply: Callable[[Trace], Trace]  # Rewrites an eager step
+    why_not: Callable[[Trace], str | None]  # Returns why the option does not apply to a step; None if it does
+    slot: str  # Options of one slot replace the same operations, so only one of them can run
     needs: str = "every GPU"
     runs_on: Callable[[Gpu], bool] = lambda _: True
 
@@ -116,8 +110,7 @@ _AMPERE: Final = "Ampere and later"
 
 GRAPHS: Final = "cuda_graphs"
 EAGER_LOSS: Final = "eager_loss"
-FUSING: Final = "point-wise"
-"""Slot of options that fuse point-wise operations."""
+FUSING: Final = "point-wise"  # Slot of options that fuse point-wise operations
 
 KERNELS: Final[Mapping[str, KernelOption]] = {
     "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa"),

@@ -22,11 +22,8 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, ShapeBatch
 from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
 
-LAUNCH_SECONDS: Final = 1.5e-06
-"""Minimum kernel time."""
-
-SMALLEST: Final = 1e-12
-"""Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)."""
+LAUNCH_SECONDS: Final = 1.5e-06  # Minimum kernel time
+SMALLEST: Final = 1e-12  # Lower bound in logarithms of quantities that can be zero (a copy without FLOPs)
 
 MACHINE_FEATURES: Final = (
     *("multiprocessors", "boost_clock", "flops_per_clock", "memory_bytes_per_clock"),

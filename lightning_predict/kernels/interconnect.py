@@ -56,11 +56,8 @@ NETWORK_BYTES_PER_SECOND: Final = {
 NVIDIA's data sheets list four adapters of 100 Gbit/s for the DGX-1, eight of 200 Gbit/s for the DGX A100, and eight
 of 400 Gbit/s for the DGX H100 and B200."""
 
-ETHERNET_BYTES_PER_SECOND: Final = 12_500_000_000.0
-"""Network bandwidth of one machine without NVLink."""
-
-NETWORK_SHARE: Final = 0.9
-"""Share of the network's line rate that collectives reach."""
+ETHERNET_BYTES_PER_SECOND: Final = 12_500_000_000.0  # Network bandwidth of one machine without NVLink
+NETWORK_SHARE: Final = 0.9  # Share of the network's line rate that collectives reach
 
 SOCKET_SHARE: Final = 0.5
 """Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA)."""
@@ -69,17 +66,11 @@ SOCKET_SHARE: Final = 0.5
 @final
 @dataclass(frozen=True, slots=True)
 class PcieMachine:
-    """Kind of machine whose GPUs are connected only by PCIe.
+    """Kind of machine whose GPUs are connected only by PCIe."""
 
-    Attributes:
-        words: Description of the connection, for a note.
-        share: Bus bandwidth of a large message, relative to the PCIe line rate of a card in one direction.
-        spread: Factor from the middle to either end of an interval that covers 90 % of such machines.
-    """
-
-    words: str
-    share: float
-    spread: float
+    words: str  # Description of the connection, for a note
+    share: float  # Bus bandwidth of a large message, relative to the PCIe line rate of a card in one direction
+    spread: float  # Factor from the middle to either end of an interval that covers 90 % of such machines
 
 
 PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
@@ -104,8 +95,7 @@ The shares come from published nccl-tests of large messages (these are training 
 * 0.08 implied by Sia's steps of eight 2080 Ti."""
 
 
-PCIE_4_BYTES_PER_SECOND: Final = 32_000_000_000.0
-"""Line rate of PCIe 4 with 16 lanes in one direction."""
+PCIE_4_BYTES_PER_SECOND: Final = 32_000_000_000.0  # Line rate of PCIe 4 with 16 lanes in one direction
 
 
 def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
@@ -126,8 +116,7 @@ def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
 
 RING_HOP_SECONDS: Final = 4e-06
 TREE_HOP_SECONDS: Final = 8.5e-06
-STEP_SECONDS: Final = 2e-06
-"""Latency of a ring or tree step over RDMA, and of a step inside a machine."""
+STEP_SECONDS: Final = 2e-06  # Latency of a ring or tree step over RDMA, and of a step inside a machine
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
 """Latency of a chunk between a machine and the network.

@@ -83,23 +83,16 @@ code of this study is that of commit b800dca9."""
 @final
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Work of a trace with its predicted seconds on each GPU; arrays have the shape (gpus, items).
+    """Work of a trace with its predicted seconds on each GPU; arrays have the shape (gpus, items)."""
 
-    Attributes:
-        items: Items of work, in the order of the trace.
-        families: Dominant operation of each item. Errors within a family are correlated.
-        interval: GPU seconds.
-        shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. The shares
-            of an item add up to 1 if the item takes time.
-        extrapolated_share: Share of each item's time from neural networks without measurements of the GPU; None if
-            unknown.
-    """
-
-    items: tuple[WorkItem, ...]
-    families: tuple[str, ...]
+    items: tuple[WorkItem, ...]  # Items of work, in the order of the trace
+    families: tuple[str, ...]  # Dominant operation of each item. Errors within a family are correlated.
     phases: tuple[Phase, ...]
-    interval: Interval[Array]
+    interval: Interval[Array]  # GPU seconds
+    # Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. The shares of an item
+    # add up to 1 if the item takes time.
     shares: Mapping[str, Array]
+    # Share of each item's time from neural networks without measurements of the GPU; None if unknown
     extrapolated_share: Array | None = None
 
     @property

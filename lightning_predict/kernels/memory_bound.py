@@ -95,14 +95,12 @@ LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_on
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Calls that read only the requested rows of their table."""
 
-CASTS: Final = _aten("_to_copy copy_")
-"""Copies that may change the dtype."""
+CASTS: Final = _aten("_to_copy copy_")  # Copies that may change the dtype
 
 REARRANGED: Final = _aten("cat stack repeat constant_pad_nd slice_backward select_backward")
 """Copies that compute an index for each element."""
 
-JOINS: Final = _aten("cat stack")
-"""Copies of several tensors into one."""
+JOINS: Final = _aten("cat stack")  # Copies of several tensors into one
 
 TENSOR_LISTS: Final = {
     "aten::_foreach_addcmul_": 3,

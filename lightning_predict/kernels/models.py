@@ -152,8 +152,7 @@ def _loaded(
 
 # --- From network outputs to seconds
 
-LESSER_GPU: Final = "a measured GPU of lesser figures"
-"""Name of the bound that lowers times of neural networks."""
+LESSER_GPU: Final = "a measured GPU of lesser figures"  # Name of the bound that lowers times of neural networks
 
 OTHER_16_BIT: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """For each 16-bit dtype, the other 16-bit dtype that the same units compute."""

@@ -58,17 +58,11 @@ COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", 
 @final
 @dataclass(frozen=True, slots=True)
 class OperationShape:
-    """One operation at one shape and dtype; hashable, so that duplicates are predicted once.
+    """One operation at one shape and dtype; hashable, so that duplicates are predicted once."""
 
-    Attributes:
-        operation: Name of an `OperationSpec`.
-        dtype: Compute dtype, a key of `COMPUTE_BYTES`.
-        dims: Values of the operation's shape parameters, in order.
-    """
-
-    operation: str
-    dtype: str
-    dims: tuple[float, ...]
+    operation: str  # Name of an `OperationSpec`
+    dtype: str  # Compute dtype, a key of `COMPUTE_BYTES`
+    dims: tuple[float, ...]  # Values of the operation's shape parameters, in order
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -162,13 +156,9 @@ class Alternative:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """Predicts an operation's time from tiles, caches or instructions, only together with trained networks.
+    """Predicts an operation's time from tiles, caches or instructions, only together with trained networks."""
 
-    Attributes:
-        seconds: Seconds and their interval, shape (gpus, shapes).
-    """
-
-    seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
+    seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]  # Seconds and their interval, shape (gpus, shapes)
     supports: Callable[[OperationShape], bool] = lambda _: True
 
 

@@ -134,36 +134,26 @@ def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequ
     return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
 
 
-TENSOR_ALIGNMENT: Final = 8
-"""Elements in 16 bits to which tensor cores pad, and to which the widest loads are aligned."""
-
-WARP_THREADS: Final = 32
-"""Threads of a warp."""
-
-SHORTEST_KERNEL_SECONDS: Final = 2e-06
-"""Minimum kernel time, which is the time of a kernel without work on any GPU."""
+TENSOR_ALIGNMENT: Final = 8  # Elements in 16 bits to which tensor cores pad, and to which the widest loads are aligned
+WARP_THREADS: Final = 32  # Threads of a warp
+SHORTEST_KERNEL_SECONDS: Final = 2e-06  # Minimum kernel time, which is the time of a kernel without work on any GPU
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
 """Share of the roofline that kernels without a model reach.
 
 Large matmuls reach about half of the peak; memory-bound kernels and copies reach about 80 % of the bandwidth."""
 
-DELIVERED_SHARE: Final = 0.9
-"""Share of the memory bandwidth that kernels with vectorized loads reach."""
+DELIVERED_SHARE: Final = 0.9  # Share of the memory bandwidth that kernels with vectorized loads reach
 
 # --- Rates that large products sustain
 
-OVERCLOCKED_SHARE: Final = 0.9
-"""Sustained clock over highest clock."""
-
-TENSOR_SHARE: Final = 0.98
-"""Share of the peak that tensor cores reach."""
+OVERCLOCKED_SHARE: Final = 0.9  # Sustained clock over highest clock
+TENSOR_SHARE: Final = 0.98  # Share of the peak that tensor cores reach
 
 LANES_SHARE: Final = 0.85
 """Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
 
-WIDE_LANES_SHARE: Final = 0.79
-"""Share of the float32 peak that 128 CUDA cores per multiprocessor reach since Ampere."""
+WIDE_LANES_SHARE: Final = 0.79  # Share of the float32 peak that 128 CUDA cores per multiprocessor reach since Ampere
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -184,11 +174,8 @@ RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 HEADROOM: Final = 1.25
 """Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes."""
 
-TRANSPOSED_WATTS: Final = 1.6
-"""Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B."""
-
-REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
-"""Dtypes whose sustained rates are modelled."""
+TRANSPOSED_WATTS: Final = 1.6  # Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B
+REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")  # Dtypes whose sustained rates are modelled
 
 TWINS: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """For each dtype, the other dtype of the same units, whose measured rate replaces a missing rate.
@@ -271,15 +258,12 @@ SINGLE_LOAD_CYCLES: Final = 0.77
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
 JOINED_LOAD_CYCLES: Final = 1.25
 """The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
-ROLL_CYCLES: Final = 2.5
-"""The same for `roll`, which divides the index of an element once per dimension, in 64 bits."""
-SECTOR_BYTES: Final = 32
-"""Minimum bytes of a memory access, if each access is for one element (a transposing copy)."""
+ROLL_CYCLES: Final = 2.5  # The same for `roll`, which divides the index of an element once per dimension, in 64 bits
+SECTOR_BYTES: Final = 32  # Minimum bytes of a memory access, if each access is for one element (a transposing copy)
 SECTOR_CYCLES: Final = 2.1
 """Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element."""
 
-LINK_SHARE: Final = 0.8
-"""Share of a link's bandwidth that a copy between host and GPU reaches."""
+LINK_SHARE: Final = 0.8  # Share of a link's bandwidth that a copy between host and GPU reaches
 
 
 def host_copy_rate(gpu: Gpu) -> float:

@@ -123,16 +123,11 @@ class KernelModels(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
-    """Seconds of shapes, arrays of shape (gpus, shapes).
-
-    Attributes:
-        shares: Share of the time by prediction method; the shares add up to 1.
-        extrapolated_share: Share of the time from neural networks without measurements of the GPU.
-    """
+    """Seconds of shapes, arrays of shape (gpus, shapes)."""
 
     interval: Interval[Array]
-    shares: Mapping[TimedBy, Array]
-    extrapolated_share: Array
+    shares: Mapping[TimedBy, Array]  # Share of the time by prediction method; the shares add up to 1
+    extrapolated_share: Array  # Share of the time from neural networks without measurements of the GPU
 
     @property
     def seconds(self) -> Array:
@@ -394,16 +389,11 @@ class _Leaf:
 @final
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Leaves into which a shape is expanded, each with a multiplier.
-
-    Attributes:
-        spread: Factor by which the interval is widened because of a surrogate.
-        is_surrogate: Whether the leaves are other operations than the shape.
-    """
+    """Leaves into which a shape is expanded, each with a multiplier."""
 
     parts: tuple[tuple[_Leaf, float], ...]
-    spread: float
-    is_surrogate: bool = False
+    spread: float  # Factor by which the interval is widened because of a surrogate
+    is_surrogate: bool = False  # Whether the leaves are other operations than the shape
 
     def timed_by(self, leaf: _Leaf) -> TimedBy:
         """Return the prediction method of a leaf. A model of another operation counts as a proxy."""
@@ -708,23 +698,16 @@ def _predict_times(request: TimingRequest) -> OperationTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Source and bounds that determined the time of a shape on a GPU.
-
-    Attributes:
-        computed: Shape in the dtype in which the GPU computes.
-        parts: Surrogates whose times add up to the time, if the source is a proxy.
-        sourced_seconds: Time from the source, before any bound.
-        network_limits: Bounds that already lowered the time from the neural network (`models.LESSER_GPU`).
-        limits: Bounds that changed the time, in order, with the seconds after each bound.
-    """
+    """Source and bounds that determined the time of a shape on a GPU."""
 
     shape: OperationShape
-    computed: OperationShape
+    computed: OperationShape  # Shape in the dtype in which the GPU computes
     source: TimeSource
-    parts: tuple[CountedShape, ...]
-    sourced_seconds: float
+    parts: tuple[CountedShape, ...]  # Surrogates whose times add up to the time, if the source is a proxy
+    sourced_seconds: float  # Time from the source, before any bound
+    # Bounds that already lowered the time from the neural network (`models.LESSER_GPU`)
     network_limits: tuple[str, ...]
-    limits: tuple[tuple[str, float], ...]
+    limits: tuple[tuple[str, float], ...]  # Bounds that changed the time, in order, with the seconds after each bound
     interval: Interval[float]
 
 

@@ -33,14 +33,9 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, WARP_THREADS, host_copy_rate
 from lightning_predict.record.trace import Kernel
 
-ALLOCATION_UNIT: Final = 256
-"""Unit in which registers are allocated to warps, and bytes of shared memory to blocks."""
-
-FULL_TRAFFIC_SHARE: Final = 0.25
-"""Share of the blocks of a full wave that saturates the bandwidth."""
-
-HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
-"""Prefixes of the CUDA driver's names of copies over the host link."""
+ALLOCATION_UNIT: Final = 256  # Unit in which registers are allocated to warps, and bytes of shared memory to blocks
+FULL_TRAFFIC_SHARE: Final = 0.25  # Share of the blocks of a full wave that saturates the bandwidth
+HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")  # Prefixes of the CUDA driver's names of copies over the host link
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:

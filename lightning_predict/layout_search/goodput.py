@@ -20,8 +20,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import gigabytes_to_bytes, hours_to_seconds
 from lightning_predict.record.trace import Trace
 
-PUBLISHED_MTBF_HOURS: Final = 50677.0023866
-"""Mean time between failures of one GPU, including its share of the machine."""
+PUBLISHED_MTBF_HOURS: Final = 50677.0023866  # Mean time between failures of one GPU, including its share of the machine
 
 
 @final

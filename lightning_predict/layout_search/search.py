@@ -48,8 +48,7 @@ from lightning_predict.timeline.step_prediction import StepPrediction
 VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
-MIN_CONTEXT: Final = 4096
-"""Minimum number of tokens per GPU with context parallelism. Shorter sequences are not split."""
+MIN_CONTEXT: Final = 4096  # Minimum number of tokens per GPU with context parallelism. Shorter sequences are not split.
 
 
 @final
@@ -66,15 +65,11 @@ class FoundStrategy:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Limits that the user sets on the batch of a step.
+    """Limits that the user sets on the batch of a step."""
 
-    Attributes:
-        global_batch: Samples of all GPUs per optimizer step; None for one recorded batch per data-parallel group.
-        max_micro_batch: Maximum number of samples per micro-batch; None for no limit.
-    """
-
+    # Samples of all GPUs per optimizer step; None for one recorded batch per data-parallel group
     global_batch: int | None = None
-    max_micro_batch: int | None = None
+    max_micro_batch: int | None = None  # Maximum number of samples per micro-batch; None for no limit
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "max_micro_batch"):

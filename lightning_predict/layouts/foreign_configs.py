@@ -28,14 +28,12 @@ from lightning_predict.base.checked import read_json, read_text, read_toml, read
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import DTYPE_WORDS
 
-ForeignOptions = dict[str, object]
-"""Options of a strategy by name; the first, `data`, is the kind of data parallelism."""
+ForeignOptions = dict[str, object]  # Options of a strategy by name; the first, `data`, is the kind of data parallelism
 
 Translation = Mapping[str, "str | Mapping[str, ForeignOptions]"]
 """Translation of keys: an option that gets the number of the key, or options by the value of the key."""
 
-FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
-"""Suffixes of the files that are read."""
+FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")  # Suffixes of the files that are read
 
 
 def strategy_of_foreign(words: str | object) -> str:
@@ -90,8 +88,7 @@ def _text(options: ForeignOptions) -> str:
 
 # --- Keys: read, refused, or listed
 
-_AUTO: Final = "auto"
-"""Value that another project fills in at run time. Here, the recorded step determines it."""
+_AUTO: Final = "auto"  # Value that another project fills in at run time. Here, the recorded step determines it.
 
 _OFF: Final = (False, None, "", 0, -1, _AUTO, "none", "no", "NO", "null")
 

@@ -66,39 +66,24 @@ from lightning_predict.uncertainty import server_host
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU model.
+    """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU model."""
 
-    Attributes:
-        parameters: Parameters of the stage, with the shape of one GPU's part.
-        work: Operations of one micro-batch and the optimizer step.
-        whole: Simulation of `work`.
-        pass_work: Operations of one micro-batch.
-        passes: Simulation of `pass_work`.
-        reduced_bytes: Message sizes of the tensor-parallel all-reduces, per micro-batch.
-        routed_bytes: Message sizes of the expert-parallel all-to-alls, per micro-batch.
-        ring_bytes: Sizes of keys and values that circulate in the context-parallel group, per micro-batch.
-        attention_seconds: Time of attention on each GPU model, which overlaps with the context-parallel ring, shape
-            (gpus,).
-        weight_share: Share of a micro-batch's time that computes weight gradients, shape (gpus,).
-        sent_tensors: Number of tensors (activations and gradients) that are sent to neighbouring stages, per
-            micro-batch.
-        stream_bytes: Size of a tensor that is sent to a neighbouring stage.
-        micro_batches: Number of micro-batches per step.
-    """
-
-    parameters: tuple[Parameter, ...]
-    work: tuple[HostOperation, ...]
-    whole: SimulatedTimeline
-    pass_work: tuple[HostOperation, ...]
-    passes: SimulatedTimeline
-    reduced_bytes: tuple[float, ...]
-    routed_bytes: tuple[float, ...]
+    parameters: tuple[Parameter, ...]  # Parameters of the stage, with the shape of one GPU's part
+    work: tuple[HostOperation, ...]  # Operations of one micro-batch and the optimizer step
+    whole: SimulatedTimeline  # Simulation of `work`
+    pass_work: tuple[HostOperation, ...]  # Operations of one micro-batch
+    passes: SimulatedTimeline  # Simulation of `pass_work`
+    reduced_bytes: tuple[float, ...]  # Message sizes of the tensor-parallel all-reduces, per micro-batch
+    routed_bytes: tuple[float, ...]  # Message sizes of the expert-parallel all-to-alls, per micro-batch
+    # Sizes of keys and values that circulate in the context-parallel group, per micro-batch
     ring_bytes: tuple[float, ...]
+    # Time of attention on each GPU model, which overlaps with the context-parallel ring, shape (gpus,)
     attention_seconds: Array
-    weight_share: Array
+    weight_share: Array  # Share of a micro-batch's time that computes weight gradients, shape (gpus,)
+    # Number of tensors (activations and gradients) that are sent to neighbouring stages, per micro-batch
     sent_tensors: int
-    stream_bytes: float
-    micro_batches: int
+    stream_bytes: float  # Size of a tensor that is sent to a neighbouring stage
+    micro_batches: int  # Number of micro-batches per step
     notes: tuple[str, ...]
 
 
@@ -382,20 +367,13 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
 @final
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of one micro-batch in one stage, each as (low, middle, high).
-
-    Attributes:
-        row: Row of the layout's GPU model in arrays.
-        seconds: Time of the micro-batch.
-        communication_seconds: Time of the micro-batch's collectives inside the model.
-        exposed: Part of `communication_seconds` that does not overlap with computation.
-    """
+    """Times of one micro-batch in one stage, each as (low, middle, high)."""
 
     stage: Stage
-    row: int
-    seconds: Ends
-    communication_seconds: Ends
-    exposed: Ends
+    row: int  # Row of the layout's GPU model in arrays
+    seconds: Ends  # Time of the micro-batch
+    communication_seconds: Ends  # Time of the micro-batch's collectives inside the model
+    exposed: Ends  # Part of `communication_seconds` that does not overlap with computation
 
     def repeated(
         self, last: OverlappedStep, schedule_length: float, *, before: Sequence[OverlappedStep] = (), together: int = 1

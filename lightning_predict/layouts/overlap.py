@@ -36,49 +36,31 @@ from lightning_predict.uncertainty import ASSUMED_SPREAD
 @final
 @dataclass(frozen=True, slots=True)
 class WorkSegment:
-    """A part of the step on the compute queue.
+    """A part of the step on the compute queue."""
 
-    Attributes:
-        seconds: Time of the segment for each row, shape (rows,).
-        waits_for: Index of the transfer that the segment waits for; None if the segment does not wait.
-        name: Description for `events_of`.
-    """
-
-    seconds: Array
-    waits_for: int | None = None
-    name: str = ""
+    seconds: Array  # Time of the segment for each row, shape (rows,)
+    waits_for: int | None = None  # Index of the transfer that the segment waits for; None if the segment does not wait
+    name: str = ""  # Description for `events_of`
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective on the communication queue.
+    """A collective on the communication queue."""
 
-    Attributes:
-        seconds: Time of the collective for each row, shape (rows,).
-        after: Number of segments that must be done before the transfer starts.
-        name: Description for `events_of`.
-    """
-
-    seconds: Array
-    after: int
-    name: str = ""
+    seconds: Array  # Time of the collective for each row, shape (rows,)
+    after: int  # Number of segments that must be done before the transfer starts
+    name: str = ""  # Description for `events_of`
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OverlappedStep:
-    """Times of a step whose transfers overlap with computing.
+    """Times of a step whose transfers overlap with computing."""
 
-    Attributes:
-        seconds: Step time for each row, shape (rows,).
-        communication_seconds: Total time of all transfers, shape (rows,).
-        exposed_seconds: Time that transfers add to the step because they do not overlap, shape (rows,).
-    """
-
-    seconds: Array
-    communication_seconds: Array
-    exposed_seconds: Array
+    seconds: Array  # Step time for each row, shape (rows,)
+    communication_seconds: Array  # Total time of all transfers, shape (rows,)
+    exposed_seconds: Array  # Time that transfers add to the step because they do not overlap, shape (rows,)
 
     @property
     def computing_seconds(self) -> Array:
@@ -265,8 +247,7 @@ class OverlapCosts:
 
 OVERLAP_COSTS: Final = OverlapCosts()
 
-Ends = Array
-"""Low end, middle and high end of a 90 % interval, shape (3,)."""
+Ends = Array  # Low end, middle and high end of a 90 % interval, shape (3,)
 
 
 @final
@@ -326,17 +307,12 @@ class StepSplitter:
 @final
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A layout with the known properties of its links.
-
-    Attributes:
-        slowdown: Time of a collective during computation, relative to the isolated collective.
-        groups_per_node: Number of communicating groups per machine, which share the machine's network.
-    """
+    """A layout with the known properties of its links."""
 
     layout: Layout
     interconnect: Interconnect
-    slowdown: float = 1.0
-    groups_per_node: int = 1
+    slowdown: float = 1.0  # Time of a collective during computation, relative to the isolated collective
+    groups_per_node: int = 1  # Number of communicating groups per machine, which share the machine's network
 
     def collective(self, operation: str, sizes: Sequence[float]) -> list[Ends]:
         """Return the time of a collective for each message size in bytes, as (low, middle, high)."""

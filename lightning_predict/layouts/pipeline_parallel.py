@@ -28,8 +28,7 @@ from lightning_predict.layouts.tensor_parallel import block_of
 from lightning_predict.record.trace import Operation
 from lightning_predict.timeline.simulation import HostOperation
 
-MICRO_BATCHES_PER_STAGE: Final = 4
-"""Default number of micro-batches per stage."""
+MICRO_BATCHES_PER_STAGE: Final = 4  # Default number of micro-batches per stage
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:

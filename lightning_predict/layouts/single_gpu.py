@@ -20,23 +20,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class PredictionContext:
-    """GPUs, models and assumptions that all steps of one prediction share.
+    """GPUs, models and assumptions that all steps of one prediction share."""
 
-    Attributes:
-        gpus: The GPU models, without duplicates.
-        origin: GPU on which the steps were recorded; None without CUDA, or if the catalogue lacks the GPU.
-        models: Trained kernel models; None uses rooflines.
-        method: How kernels are predicted, see `kernels/measured_scaling.py`.
-        host: Assumptions about the CPU.
-        links: Known properties of the links between GPUs; None without any.
-    """
-
-    gpus: tuple[Gpu, ...]
-    origin: Gpu | None
-    models: KernelModels | None
-    method: str
-    host: Host
-    links: Interconnect | None = None
+    gpus: tuple[Gpu, ...]  # The GPU models, without duplicates
+    origin: Gpu | None  # GPU on which the steps were recorded; None without CUDA, or if the catalogue lacks the GPU
+    models: KernelModels | None  # Trained kernel models; None uses rooflines
+    method: str  # How kernels are predicted, see `kernels/measured_scaling.py`
+    host: Host  # Assumptions about the CPU
+    links: Interconnect | None = None  # Known properties of the links between GPUs; None without any
 
     @property
     def interconnect(self) -> Interconnect:
@@ -49,22 +40,15 @@ class PredictionContext:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleGpuSteps:
-    """A recorded step, with predictions for a single GPU of each model.
-
-    Attributes:
-        trace: The step without communication between processes.
-        timed: Work of the step with device seconds, corrected by `check`; one row per GPU of the `PredictionContext`.
-        host: Assumptions about the CPU, corrected by `check`.
-        steps: One StepPrediction per GPU of the `PredictionContext`.
-        check: Comparison with measurements on the GPU in use; None without measurements.
-    """
+    """A recorded step, with predictions for a single GPU of each model."""
 
     recorded: Trace
-    trace: Trace
+    trace: Trace  # The step without communication between processes
+    # Work of the step with device seconds, corrected by `check`; one row per GPU of the `PredictionContext`
     timed: WorkTimes
-    host: Host
-    steps: tuple[StepPrediction, ...]
-    check: SameGpuCheck | None
+    host: Host  # Assumptions about the CPU, corrected by `check`
+    steps: tuple[StepPrediction, ...]  # One StepPrediction per GPU of the `PredictionContext`
+    check: SameGpuCheck | None  # Comparison with measurements on the GPU in use; None without measurements
 
 
 def step_of_one_process(trace: Trace) -> Trace:

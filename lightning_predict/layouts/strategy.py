@@ -31,23 +31,15 @@ DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit:
-    """Which state data-parallel replicas shard.
+    """Which state data-parallel replicas shard."""
 
-    Attributes:
-        state: Whether the optimizer state is sharded. Each GPU then updates its shard, and the updated parameters are
-            gathered.
-        gradients: Whether gradients are sharded. A reduce-scatter follows when gradients become ready.
-        parameters: Whether parameters are sharded. The parameters of each unit are gathered before use.
-        inside_machines: Whether state is sharded only inside a machine or a group of machines, and replicated across
-            groups.
-        is_searched: Whether the strategy search considers this split.
-    """
-
+    # Whether the optimizer state is sharded. Each GPU then updates its shard, and the updated parameters are gathered.
     state: bool = False
-    gradients: bool = False
-    parameters: bool = False
+    gradients: bool = False  # Whether gradients are sharded. A reduce-scatter follows when gradients become ready.
+    parameters: bool = False  # Whether parameters are sharded. The parameters of each unit are gathered before use.
+    # Whether state is sharded only inside a machine or a group of machines, and replicated across groups
     inside_machines: bool = False
-    is_searched: bool = True
+    is_searched: bool = True  # Whether the strategy search considers this split
 
 
 DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {

@@ -37,37 +37,26 @@ from lightning_predict.layouts.gradients import experts_module
 from lightning_predict.layouts.strategy import Float8
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
 
-Weight = tuple[int, int]
-"""Shape of a linear layer's weight: (outputs, inputs)."""
+Weight = tuple[int, int]  # Shape of a linear layer's weight: (outputs, inputs)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerBlock:
-    """A transformer block of the recorded model.
+    """A transformer block of the recorded model."""
 
-    Attributes:
-        name: Name of the block's module.
-        hidden: Width of the residual stream.
-        tokens: Number of tokens: rows of the residual stream.
-        weights: Shapes of the linear layers' weights.
-        parameters: Shapes of parameters with at least two dimensions.
-        reduced_bytes: Message sizes of the forward all-reduces, which sum outputs of linear layers over GPUs.
-        reduced_behind: Index of the linear layer before each all-reduce.
-        ring_bytes: Size of the keys and values of fused attention; 0 for unfused attention.
-    """
-
-    name: str
-    hidden: int
-    tokens: int
+    name: str  # Name of the block's module
+    hidden: int  # Width of the residual stream
+    tokens: int  # Number of tokens: rows of the residual stream
     heads: int
     kv_heads: int
-    weights: frozenset[Weight]
-    parameters: frozenset[tuple[int, ...]]
+    weights: frozenset[Weight]  # Shapes of the linear layers' weights
+    parameters: frozenset[tuple[int, ...]]  # Shapes of parameters with at least two dimensions
+    # Message sizes of the forward all-reduces, which sum outputs of linear layers over GPUs
     reduced_bytes: tuple[float, ...]
     stream_bytes: float
-    reduced_behind: tuple[int, ...] = ()
-    ring_bytes: float = 0.0
+    reduced_behind: tuple[int, ...] = ()  # Index of the linear layer before each all-reduce
+    ring_bytes: float = 0.0  # Size of the keys and values of fused attention; 0 for unfused attention
 
 
 @final
@@ -273,38 +262,26 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
     return next(widths, 4)
 
 
-LOSS_REDUCTIONS: Final = 3
-"""Number of values per token that a loss over a split vocabulary all-reduces."""
+LOSS_REDUCTIONS: Final = 3  # Number of values per token that a loss over a split vocabulary all-reduces
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """How the work of a batch is split over GPUs.
-
-    Attributes:
-        sequence: Whether sequence parallelism also splits norms, dropouts and additions inside blocks.
-        expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its experts.
-        expert_tensor: Number of GPUs that share each expert; None for `tensor`.
-        capacity: Tokens per expert relative to balanced routing.
-        fp8: Float8 scaling of the blocks' matmuls; None for no float8.
-        cast: Share of the weights' float8 casts per micro-batch. A weight is cast once per optimizer step.
-        added: Share of the micro-batches whose weight gradients are added to existing gradients.
-        sum_bytes: Bytes per element of accumulated gradients; None for the dtype of the gradients.
-    """
+    """How the work of a batch is split over GPUs."""
 
     tensor: int = 1
     micro_batches: int = 1
     updated: float = 1.0
     context: int = 1
-    sequence: bool = False
-    expert: int = 1
-    expert_tensor: int | None = None
-    capacity: float = 1.0
-    fp8: Float8 | None = None
-    cast: float = 1.0
-    added: float = 0.0
-    sum_bytes: int | None = None
+    sequence: bool = False  # Whether sequence parallelism also splits norms, dropouts and additions inside blocks
+    expert: int = 1  # Expert-parallel degree. Each GPU processes the tokens of all groups for its experts.
+    expert_tensor: int | None = None  # Number of GPUs that share each expert; None for `tensor`
+    capacity: float = 1.0  # Tokens per expert relative to balanced routing
+    fp8: Float8 | None = None  # Float8 scaling of the blocks' matmuls; None for no float8
+    cast: float = 1.0  # Share of the weights' float8 casts per micro-batch. A weight is cast once per optimizer step.
+    added: float = 0.0  # Share of the micro-batches whose weight gradients are added to existing gradients
+    sum_bytes: int | None = None  # Bytes per element of accumulated gradients; None for the dtype of the gradients
 
     @property
     def rows(self) -> int:
@@ -315,19 +292,14 @@ class ShardSpec:
 @final
 @dataclass(frozen=True)
 class SplitModel:
-    """A neural network as transformer blocks and layers outside blocks.
+    """A neural network as transformer blocks and layers outside blocks."""
 
-    Attributes:
-        blocks: Blocks in forward order.
-        vocabulary: Size of the vocabulary: rows of the embedding or outputs of the last layer, whichever is larger;
-            None if the model has neither.
-        weights: Shapes of the weights of linear layers outside blocks.
-        parameters: Shapes of all parameters with at least two dimensions, and of their transposes.
-    """
-
-    blocks: tuple[TransformerBlock, ...]
+    blocks: tuple[TransformerBlock, ...]  # Blocks in forward order
+    # Size of the vocabulary: rows of the embedding or outputs of the last layer, whichever is larger; None if the model
+    # has neither
     vocabulary: int | None
-    weights: frozenset[Weight]
+    weights: frozenset[Weight]  # Shapes of the weights of linear layers outside blocks
+    # Shapes of all parameters with at least two dimensions, and of their transposes
     parameters: frozenset[tuple[int, ...]]
 
     @cached_property
@@ -581,11 +553,8 @@ def _added(gradient: OperationShape, spec: ShardSpec) -> OperationShape:
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
 """Number of times that scaling and casting to float8 (by rows and by columns) reads a tensor."""
 
-ROWWISE_TIME: Final = 1.15
-"""Time of float8 matmuls and casts with row-wise scales, relative to other scales."""
-
-FACTOR_OF: Final = 2
-"""Number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
+ROWWISE_TIME: Final = 1.15  # Time of float8 matmuls and casts with row-wise scales, relative to other scales
+FACTOR_OF: Final = 2  # Number of matmuls that use the same input, weight or gradient, if the recording does not show it
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:

@@ -32,8 +32,7 @@ from lightning_predict.base.units import MEBIBYTE
 # torch's constants: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge. A segment
 # serves several requests, because cudaMalloc synchronises with the device. Small requests have their own pool,
 # because a small long-lived tensor would otherwise keep a segment of 20 MiB.
-BLOCK_BYTES: Final = 512
-"""Multiple to which the allocator rounds requests."""
+BLOCK_BYTES: Final = 512  # Multiple to which the allocator rounds requests
 SMALL_BYTES: Final = MEBIBYTE
 SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a device page
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE

@@ -41,21 +41,15 @@ class MemoryPart:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBreakdown:
-    """Memory of a step at its peak, by use.
-
-    Attributes:
-        module: Module of the operation; None if unknown.
-        parts: Memory by use. The parts add up to the memory of the process.
-        curve: Memory of the process over the step, without free blocks. The step is divided into `CURVE_POINTS` parts
-            with equal numbers of operations. Empty if unknown.
-        modules: Size of the activations that each module wrote, largest first.
-    """
+    """Memory of a step at its peak, by use."""
 
     operation: str
     phase: str
-    module: str | None
-    parts: tuple[MemoryPart, ...]
-    modules: tuple[MemoryPart, ...]
+    module: str | None  # Module of the operation; None if unknown
+    parts: tuple[MemoryPart, ...]  # Memory by use. The parts add up to the memory of the process.
+    modules: tuple[MemoryPart, ...]  # Size of the activations that each module wrote, largest first
+    # Memory of the process over the step, without free blocks. The step is divided into `CURVE_POINTS` parts with equal
+    # numbers of operations. Empty if unknown.
     curve: tuple[float, ...] = ()
 
     @property
@@ -64,8 +58,7 @@ class MemoryBreakdown:
         return sum(part.bytes for part in self.parts)
 
 
-CURVE_POINTS: Final = 60
-"""Number of points of the memory curve: the width of the curve in a terminal."""
+CURVE_POINTS: Final = 60  # Number of points of the memory curve: the width of the curve in a terminal
 
 
 def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = None) -> MemoryBreakdown | None:

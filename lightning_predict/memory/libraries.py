@@ -60,8 +60,7 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
     return mebibytes.scaled(MEBIBYTE)
 
 
-LIGHT_SINCE: Final = (2, 11)
-"""First torch release whose standard wheels use CUDA 13."""
+LIGHT_SINCE: Final = (2, 11)  # First torch release whose standard wheels use CUDA 13
 
 LIGHT_SHARE: Final = Interval(0.3, 0.55, 1.0)
 """Size of an unmeasured context with CUDA 13, relative to CUDA 12. Lower end: 141 instead of 450 MiB on a T4 with torch
@@ -77,8 +76,7 @@ NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 *
 connections per channel. The low estimate assumes rings, the high estimate rings and trees. Memory grows with the
 number of channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
 
-ALL_TO_ALL_BYTES: Final = 468571428.571
-"""Memory per peer of an all-to-all inside a machine, in bytes."""
+ALL_TO_ALL_BYTES: Final = 468571428.571  # Memory per peer of an all-to-all inside a machine, in bytes
 
 
 def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:

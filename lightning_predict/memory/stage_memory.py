@@ -37,8 +37,7 @@ from lightning_predict.memory.simulation import Blocks, blocks_of, copies_of
 from lightning_predict.memory.storages import Cause, Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Trace
 
-Pass = tuple[bool, int]
-"""Whether the pass is a backward pass, and the part of the blocks."""
+Pass = tuple[bool, int]  # Whether the pass is a backward pass, and the part of the blocks
 
 Place = tuple[Pass | None, int]
 """Position of an operation in a pass. The pass is None for operations after the last backward pass."""
@@ -82,40 +81,30 @@ def compiles_whole_passes(trace: Trace) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """Step of a rank, before replicas shard its state.
-
-    Attributes:
-        blocks: Memory blocks of the step, without `Blocks.lasting`.
-        operations: Phase and module of each operation of the rank; empty if no unit is sharded.
-        is_added_up: Whether the gradients of several micro-batches or batches are added.
-        returns_at: Index of the operation at which a compiled backward pass returns all gradients; 0 if the pass is not
-            compiled as one, or if later micro-batches have the same peak.
-    """
+    """Step of a rank, before replicas shard its state."""
 
     part: ModelPart
-    blocks: Blocks
+    blocks: Blocks  # Memory blocks of the step, without `Blocks.lasting`
+    # Phase and module of each operation of the rank; empty if no unit is sharded
     operations: Sequence[tuple[str, str | None]]
-    is_added_up: bool = False
+    is_added_up: bool = False  # Whether the gradients of several micro-batches or batches are added
+    # Index of the operation at which a compiled backward pass returns all gradients; 0 if the pass is not compiled as
+    # one, or if later micro-batches have the same peak
     returns_at: int = 0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Properties of a storage that decide which share of it a rank holds.
+    """Properties of a storage that decide which share of it a rank holds."""
 
-    Attributes:
-        split: How tensor parallelism divides the storage: not (`whole`), always (`split`), with sequence parallelism
-            (`sequence`), with sequence parallelism if matmul inputs are gathered again (`gathered`), or by words of the
-            vocabulary.
-        is_weight: Whether the storage has the shape of a parameter, which micro-batches do not divide.
-        fused_bytes: Size with a fused loss; None if a fused loss does not change the size.
-    """
-
+    # How tensor parallelism divides the storage: not (`whole`), always (`split`), with sequence parallelism
+    # (`sequence`), with sequence parallelism if matmul inputs are gathered again (`gathered`), or by words of the
+    # vocabulary
     split: Literal["whole", "split", "sequence", "gathered", "vocabulary"]
-    is_weight: bool
+    is_weight: bool  # Whether the storage has the shape of a parameter, which micro-batches do not divide
     is_expert: bool
-    fused_bytes: int | None = None
+    fused_bytes: int | None = None  # Size with a fused loss; None if a fused loss does not change the size
 
     def held(self, size_bytes: int, strategy: Strategy, rows: int, load: float) -> int:
         """Return the bytes on a rank.
@@ -157,19 +146,12 @@ class _Life:
 @final
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Recorded operations by pass, and the storages of each part of the blocks.
+    """Recorded operations by pass, and the storages of each part of the blocks."""
 
-    Attributes:
-        passes: Indices of the recorded operations of each pass; a repeated operation as -1 - index.
-        after: Indices of the operations after the last backward pass.
-        places: Place of each recorded operation; None for operations of later recorded batches.
-        lives: Storages by part; None for storages that the operations `after` allocate.
-    """
-
-    passes: dict[Pass, list[int]]
-    after: list[int]
-    places: list[Place | None]
-    lives: dict[int | None, list[_Life]]
+    passes: dict[Pass, list[int]]  # Indices of the recorded operations of each pass; a repeated operation as -1 - index
+    after: list[int]  # Indices of the operations after the last backward pass
+    places: list[Place | None]  # Place of each recorded operation; None for operations of later recorded batches
+    lives: dict[int | None, list[_Life]]  # Storages by part; None for storages that the operations `after` allocate
 
 
 @final

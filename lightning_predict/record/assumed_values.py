@@ -39,8 +39,7 @@ MASK_SHARE: Final[ContextVar[float]] = ContextVar("MASK_SHARE", default=1.0)
 _SIZES: Final = "sizes that depend on them are upper bounds"
 _NUMBERS: Final = "numbers read from them are 1"
 
-_PLACES_SHOWN: Final = 2
-"""Maximum number of places in the code that a note names."""
+_PLACES_SHOWN: Final = 2  # Maximum number of places in the code that a note names
 
 _COPIED_ELEMENTS: Final = 2**24
 """Maximum number of elements of a copy to the CPU, which is filled with ones. Larger copies are rejected."""
@@ -84,28 +83,19 @@ _UNIONS: Final = frozenset({"aten::bitwise_or", "aten::logical_or", "aten::add",
 _INTERSECTIONS: Final = frozenset({"aten::bitwise_and", "aten::logical_and", "aten::mul"})
 _WRITES_PART: Final = frozenset({"aten::index_put_", "aten::scatter_", "aten::index_fill_", "aten::_index_put_impl_"})
 
-_DEEPEST: Final = 24
-"""Maximum number of operations to follow backwards for a value."""
+_DEEPEST: Final = 24  # Maximum number of operations to follow backwards for a value
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Facts about the elements of a tensor.
+    """Facts about the elements of a tensor."""
 
-    Attributes:
-        value: Value of all elements; None if they differ or are unknown.
-        nonzeros: Upper bound on the number of elements that are not zero.
-        distinct: Upper bound on the number of distinct values.
-        is_mask: Whether the value depends on a mask that the step received as input.
-        is_bound: Whether the value is an upper bound.
-    """
-
-    value: float | None
-    nonzeros: int
-    distinct: int
-    is_mask: bool = False
-    is_bound: bool = False
+    value: float | None  # Value of all elements; None if they differ or are unknown
+    nonzeros: int  # Upper bound on the number of elements that are not zero
+    distinct: int  # Upper bound on the number of distinct values
+    is_mask: bool = False  # Whether the value depends on a mask that the step received as input
+    is_bound: bool = False  # Whether the value is an upper bound
 
 
 class _UnknownError(Exception):

@@ -17,8 +17,7 @@ from typing import Final
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
-MIN_MATCHED: Final = 0.9
-"""Minimum share of the operations with kernels for which a match must be found."""
+MIN_MATCHED: Final = 0.9  # Minimum share of the operations with kernels for which a match must be found
 
 
 NO_DATA_FLOW: Final = (

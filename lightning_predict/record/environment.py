@@ -216,8 +216,7 @@ class Compilations:
         return seconds if seconds > 0 else None
 
 
-NO_COMPILATIONS: Final = Compilations()
-"""State before any compilation."""
+NO_COMPILATIONS: Final = Compilations()  # State before any compilation
 
 
 def compilations() -> Compilations:

@@ -47,28 +47,17 @@ _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchr
 @final
 @dataclass(slots=True, eq=False)
 class Call:
-    """Host call, with the calls inside it.
+    """Host call, with the calls inside it."""
 
-    Attributes:
-        name: Name of the operation, annotation or runtime function.
-        is_launch: Whether the call is a function of the CUDA runtime or driver.
-        is_annotation: Whether the call is a range that the program marked.
-        start: Start in microseconds.
-        end: End in microseconds.
-        details: The event's `args`, with keys in lower case.
-        children: Calls directly inside this call, in order.
-        parent: Enclosing call; None for an outermost call.
-    """
-
-    name: str
-    is_launch: bool
-    is_annotation: bool
+    name: str  # Name of the operation, annotation or runtime function
+    is_launch: bool  # Whether the call is a function of the CUDA runtime or driver
+    is_annotation: bool  # Whether the call is a range that the program marked
     thread: Thread
-    start: float
-    end: float
-    details: Mapping[str, Any]
-    children: list[Call] = field(default_factory=list)
-    parent: Call | None = None
+    start: float  # Start in microseconds
+    end: float  # End in microseconds
+    details: Mapping[str, Any]  # The event's `args`, with keys in lower case
+    children: list[Call] = field(default_factory=list)  # Calls directly inside this call, in order
+    parent: Call | None = None  # Enclosing call; None for an outermost call
     device_work: list[DeviceWork] = field(default_factory=list)
 
     @property
@@ -98,30 +87,19 @@ class DeviceWork:
 @final
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One step of a file.
+    """One step of a file."""
 
-    Attributes:
-        roots: Outermost calls of all threads, sorted by start.
-        stray_work: Device work within the step's time that no call of the step launched.
-        start: Start of the step in microseconds.
-        end: End of the step in microseconds.
-        flows: Pairs of (thread, start) that link a forward call to its backward call.
-        header: All fields of the file except the events.
-        step: Number of the step's `ProfilerStep#`; None if the file marks no steps.
-        earlier_work: Device work within the step's time that belongs to the previous step.
-        waited: Microseconds in which the host waited for the previous step, excluded from this step.
-    """
-
-    roots: tuple[Call, ...]
-    stray_work: tuple[DeviceWork, ...]
-    start: float
-    end: float
+    roots: tuple[Call, ...]  # Outermost calls of all threads, sorted by start
+    stray_work: tuple[DeviceWork, ...]  # Device work within the step's time that no call of the step launched
+    start: float  # Start of the step in microseconds
+    end: float  # End of the step in microseconds
+    # Pairs of (thread, start) that link a forward call to its backward call
     flows: tuple[tuple[tuple[Thread, float], tuple[Thread, float]], ...]
-    header: Mapping[str, Any]
-    step: int | None = None
+    header: Mapping[str, Any]  # All fields of the file except the events
+    step: int | None = None  # Number of the step's `ProfilerStep#`; None if the file marks no steps
     marked_steps: tuple[int, ...] = ()
-    earlier_work: tuple[DeviceWork, ...] = ()
-    waited: float = 0.0
+    earlier_work: tuple[DeviceWork, ...] = ()  # Device work within the step's time that belongs to the previous step
+    waited: float = 0.0  # Microseconds in which the host waited for the previous step, excluded from this step
 
     def calls(self) -> Iterator[Call]:
         """Yield every call, each before the calls inside it."""

@@ -25,8 +25,7 @@ A row has more nodes than a transformer block, so a path that bypasses the row i
 _KEY: Final = "lightning_predict"
 
 _released: deque[list[object]] = deque()
-_keepers: set[int] = set()
-"""Ids of the keepers whose graphs are alive."""
+_keepers: set[int] = set()  # Ids of the keepers whose graphs are alive
 
 
 @final

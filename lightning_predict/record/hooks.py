@@ -65,22 +65,16 @@ def _unseen_by_the_step(
 
 @final
 class OptimizerWatch:
-    """Tracks which optimizers step, and whether an optimizer is stepping now.
-
-    Attributes:
-        optimizers: Optimizers that stepped, in the order of their first step.
-        before_change: Called before `inside` changes.
-        failure: First error in a hook; None without an error.
-    """
+    """Tracks which optimizers step, and whether an optimizer is stepping now."""
 
     def __init__(
         self, on_step_end: Callable[[], None] = lambda: None, before_change: Callable[[], None] = lambda: None
     ) -> None:
-        self.failure: Exception | None = None
-        self.optimizers: list[Optimizer] = []
+        self.failure: Exception | None = None  # First error in a hook; None without an error
+        self.optimizers: list[Optimizer] = []  # Optimizers that stepped, in the order of their first step
         self.steps = 0
         self.on_step_end = on_step_end
-        self.before_change = before_change
+        self.before_change = before_change  # Called before `inside` changes
         # Graph task id of the backward pass around each open step (-1 outside a backward pass), or _CLOSURE in a
         # closure.
         self._open: list[int | None] = []
@@ -163,8 +157,7 @@ class OptimizerWatch:
             self._open.pop()
 
 
-_CLOSURE: Final = None
-"""Marks the inside of a step's closure; different from every graph task id."""
+_CLOSURE: Final = None  # Marks the inside of a step's closure; different from every graph task id
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
@@ -185,15 +178,11 @@ class ModuleWatch:
     Args:
         model: Model that defines the names; None uses the outermost modules that are called.
         marks: Whether to mark each call for a running profiler, which takes about a microsecond per call.
-
-    Attributes:
-        roots: Outermost modules that were called, in the order of their first call.
-        failure: First error in a hook; None without an error.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, marks: bool = False) -> None:
-        self.failure: Exception | None = None
-        self.roots: list[torch.nn.Module] = []
+        self.failure: Exception | None = None  # First error in a hook; None without an error
+        self.roots: list[torch.nn.Module] = []  # Outermost modules that were called, in the order of their first call
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
         self._names: dict[int, str] = {}

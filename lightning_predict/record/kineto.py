@@ -473,5 +473,4 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
     )
 
 
-_TAIL: Final = re.compile(r"[<(].*", re.DOTALL)
-"""Template arguments and parameters of a kernel's name."""
+_TAIL: Final = re.compile(r"[<(].*", re.DOTALL)  # Template arguments and parameters of a kernel's name

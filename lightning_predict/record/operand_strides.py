@@ -95,8 +95,7 @@ CONTIGUOUS_ELEMENTS: Final = "strided"
 BLOCK_ELEMENTS: Final = 512
 """Number of elements per block of an element-wise kernel with scalar loads: 128 threads with 4 elements each."""
 
-TO_ROWS: Final = {"memory_format": "contiguous_format"}
-"""Arguments of a copy to a row-major layout."""
+TO_ROWS: Final = {"memory_format": "contiguous_format"}  # Arguments of a copy to a row-major layout
 
 POINTWISE: Final = frozenset(
     # Operations with torch's tag `pointwise`, except special functions, which are compute-bound.
@@ -125,8 +124,7 @@ RECORDED_WITH_STRIDES: Final = frozenset(
 ) - {"aten::equal", "aten::positive"}
 """Operations whose kernels depend on the layout of their operands."""
 
-Operand = tuple[Sequence[int], Sequence[int]]
-"""Sizes and strides of a tensor, in elements."""
+Operand = tuple[Sequence[int], Sequence[int]]  # Sizes and strides of a tensor, in elements
 
 
 def contiguous_elements(name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> int | None:

@@ -29,8 +29,7 @@ from lightning_predict.record.absent_cuda import note_paged_states
 from lightning_predict.record.patches import Patch
 from lightning_predict.record.tensors import TorchFunction
 
-LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")
-"""Operators that exist only for the meta device."""
+LIBRARY: Final = torch.library.Library("lightning_predict", "DEF")  # Operators that exist only for the meta device
 
 LIBRARY.define("dequantize_4bit(Tensor packed, Tensor scales, int[] shape, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize_blockwise(Tensor codes, Tensor scales) -> Tensor")

@@ -24,8 +24,7 @@ BLOCK_BATCHES: Final = 8
 
 The idle device at the start lengthens the mean step by at most an eighth of a step, before the correction."""
 
-MIN_BATCHES: Final = 3
-"""Minimum number of batches in a block. With fewer, the single wait has too much weight."""
+MIN_BATCHES: Final = 3  # Minimum number of batches in a block. With fewer, the single wait has too much weight.
 
 BLOCKS_OF_A_RUN: Final = 4
 """Minimum length of the remaining run, as a number of blocks, for timing a block before the first prediction."""
@@ -40,19 +39,13 @@ MAX_TRIES: Final = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
-    """Consecutive steps that were timed with a single wait for the device, at their end.
+    """Consecutive steps that were timed with a single wait for the device, at their end."""
 
-    Attributes:
-        seconds: Time from the start of the first step, with an idle device, until the device has finished the last
-            step.
-        waited_seconds: Time spent waiting for batches, in which the device may have worked.
-        batches: Batches per step.
-    """
-
+    # Time from the start of the first step, with an idle device, until the device has finished the last step
     seconds: float
-    waited_seconds: float
+    waited_seconds: float  # Time spent waiting for batches, in which the device may have worked
     steps: int
-    batches: int = 1
+    batches: int = 1  # Batches per step
 
 
 @final

@@ -88,8 +88,7 @@ _PLANE: Final = ("height", "width")
 
 # --- Work and traffic of two dimensions
 
-WINOGRAD_GAIN: Final = 2.25
-"""Multiplications of the textbook algorithm over F(2x2, 3x3)."""
+WINOGRAD_GAIN: Final = 2.25  # Multiplications of the textbook algorithm over F(2x2, 3x3)
 
 
 def output_size(c: Columns, side: str) -> Array:
@@ -267,14 +266,9 @@ FEED_THROUGH_REGISTERS: Final = 0.00035
 FLOAT64_SHARE: Final = 0.2
 """Share of the lanes' float64 peak that convolutions reach on GPUs with float64 at half the float32 rate."""
 
-OVERLAP: Final = 2.0
-"""Exponent of the norm that combines compute and memory time."""
-
-BANDWIDTH_SHARE: Final = 0.85
-"""Share of the bandwidth that convolutions and layout conversions reach."""
-
-WEIGHT_GRADIENT: Final = 1.3
-"""Time of the weight gradient over its FLOPs' time, due to the summation of parts."""
+OVERLAP: Final = 2.0  # Exponent of the norm that combines compute and memory time
+BANDWIDTH_SHARE: Final = 0.85  # Share of the bandwidth that convolutions and layout conversions reach
+WEIGHT_GRADIENT: Final = 1.3  # Time of the weight gradient over its FLOPs' time, due to the summation of parts
 
 GROUPED_GRADIENT: Final = 2.0
 """Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
@@ -286,11 +280,8 @@ FIRST_LAYER: Final = 1.7
 PLACING_INSTRUCTIONS: Final = 200.0
 """Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
 
-TAP_INSTRUCTIONS: Final = 10.0
-"""Instructions per tap of a depthwise convolution."""
-
-DEPTHWISE_LIBRARY: Final = 0.4
-"""Instructions of cuDNN's depthwise kernels relative to PyTorch's own."""
+TAP_INSTRUCTIONS: Final = 10.0  # Instructions per tap of a depthwise convolution
+DEPTHWISE_LIBRARY: Final = 0.4  # Instructions of cuDNN's depthwise kernels relative to PyTorch's own
 
 LIBRARY_SIDES: Final = (1, 3, 5)
 LIBRARY_CHANNELS: Final = 32
@@ -301,8 +292,7 @@ cuDNN.
 The values apply to channels-first layout (`use_cudnn_depthwise` in PyTorch's Convolution.cpp), with stride 1, or
 with stride 2 and `LIBRARY_STRIDED`. In channels-last layout, PyTorch passes all depthwise convolutions to cuDNN."""
 
-LIBRARY_STRIDED: Final = ((512, 0), (256, 28))
-"""Minimum (channels, width) for stride 2; either pair suffices."""
+LIBRARY_STRIDED: Final = ((512, 0), (256, 28))  # Minimum (channels, width) for stride 2; either pair suffices
 
 WIDTHS_LAST: Final = (4, 8, 16)
 """Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels.
@@ -320,11 +310,8 @@ for the width of a group: it copies images and results to groups of 32 channels 
 PLACING_CYCLES_ON_HOPPER: Final = 2.0
 """The same in Hopper's forward pass, unless all groups together fill one tile of 128 channels at most."""
 
-LARGEST_FILTER_LAST: Final = 7
-"""Side of the largest filter for which channels-last depthwise kernels are fast."""
-
-LARGE_FILTER_TAPS: Final = 45.0
-"""Instructions per tap for larger filters."""
+LARGEST_FILTER_LAST: Final = 7  # Side of the largest filter for which channels-last depthwise kernels are fast
+LARGE_FILTER_TAPS: Final = 45.0  # Instructions per tap for larger filters
 
 GROUPED_LAST_GRADIENT: Final = 0.028
 """Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
@@ -335,19 +322,15 @@ SINGLE: Final = frozenset({"float32", "tf32", "float64"})
 
 Other filters use cuDNN's general kernel."""
 
-TILED_CHANNELS: Final = 64
-"""Channels per tile of the general kernel."""
-
-TAP_WAIT_SECONDS: Final = 1.05e-06
-"""Time of a resident thread for one tap of one output in the general kernel."""
+TILED_CHANNELS: Final = 64  # Channels per tile of the general kernel
+TAP_WAIT_SECONDS: Final = 1.05e-06  # Time of a resident thread for one tap of one output in the general kernel
 
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
 """Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass.
 
 On the L40S, the H100-PCIe and the T4, a transposed volume of 16 channels takes as long from 3 as from 32 channels."""
 
-VOLUME_GRADIENT: Final = 1.5
-"""Time of a volume's input gradient over the time of its matmuls."""
+VOLUME_GRADIENT: Final = 1.5  # Time of a volume's input gradient over the time of its matmuls
 
 STRIDED_ON_LANES: Final = 2.0
 """Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
@@ -357,51 +340,31 @@ all (8)."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionWork:
-    """One pass of convolutions, each array of shape (shapes,).
+    """One pass of convolutions, each array of shape (shapes,)."""
 
-    Attributes:
-        backward: Empty for the forward pass, else the half of the backward pass: `_backward_input` or
-            `_backward_weight`.
-        rows: Rows of the implicit matmul of one group.
-        cols: Columns of the matmul.
-        depth: Depth (summed dimension) of the matmul.
-        padding: Padded over existing channels, of the input or of the filters, in tensor-core kernels.
-        groups: Number of matmuls, one per group.
-        channels: Input channels of one group.
-        taps: Positions of the filter.
-        strides: Product of the strides of all sides.
-        single_outputs: Elements that a depthwise pass computes one by one.
-        is_depthwise: Whether each channel has its own filter.
-        is_cudnn: Whether cuDNN computes a depthwise pass.
-        is_odd: Whether the number of channels of the images or of the outputs is odd.
-        is_volume: Whether there are three dimensions.
-        padded_images: Elements of the images after conversion to channels last.
-        padded_outputs: Elements of the outputs after conversion to channels last.
-        moved_bytes: Minimum traffic.
-    """
-
+    # Empty for the forward pass, else the half of the backward pass: `_backward_input` or `_backward_weight`.
     backward: str
     dtype: str
-    rows: Array
-    cols: Array
-    depth: Array
-    padding: Array
-    groups: Array
-    channels: Array
-    taps: Array
-    strides: Array
+    rows: Array  # Rows of the implicit matmul of one group
+    cols: Array  # Columns of the matmul
+    depth: Array  # Depth (summed dimension) of the matmul
+    padding: Array  # Padded over existing channels, of the input or of the filters, in tensor-core kernels
+    groups: Array  # Number of matmuls, one per group
+    channels: Array  # Input channels of one group
+    taps: Array  # Positions of the filter
+    strides: Array  # Product of the strides of all sides
     is_dilated: BoolArray
-    single_outputs: Array
-    is_depthwise: BoolArray
-    is_cudnn: BoolArray
+    single_outputs: Array  # Elements that a depthwise pass computes one by one
+    is_depthwise: BoolArray  # Whether each channel has its own filter
+    is_cudnn: BoolArray  # Whether cuDNN computes a depthwise pass
     is_channels_last: BoolArray
-    is_odd: BoolArray
-    is_volume: bool
+    is_odd: BoolArray  # Whether the number of channels of the images or of the outputs is odd
+    is_volume: bool  # Whether there are three dimensions
     images: Array
     outputs: Array
-    padded_images: Array
-    padded_outputs: Array
-    moved_bytes: Array
+    padded_images: Array  # Elements of the images after conversion to channels last
+    padded_outputs: Array  # Elements of the outputs after conversion to channels last
+    moved_bytes: Array  # Minimum traffic
 
     def of_merged_groups(self, merged: Array) -> tuple[Array, Array, Array, Array]:
         """Return number, rows, columns and depth of the matmuls if `merged` groups become one, padded with zeros."""
@@ -676,19 +639,13 @@ def as_matmul(shape: OperationShape) -> OperationShape | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """Kind of convolution, and the two-dimensional convolution to which it is mapped.
+    """Kind of convolution, and the two-dimensional convolution to which it is mapped."""
 
-    Attributes:
-        name: Name of the operation, without the pass.
-        sides: Names of the sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
-        as_plane: Maps the columns to `conv2d`'s columns.
-        plane_passes: Maps the passes to `conv2d`'s passes.
-    """
-
-    name: str
+    name: str  # Name of the operation, without the pass
+    # Names of the sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
     sides: tuple[str, ...]
-    as_plane: Callable[[Columns], Columns]
-    plane_passes: Mapping[str, str]
+    as_plane: Callable[[Columns], Columns]  # Maps the columns to `conv2d`'s columns
+    plane_passes: Mapping[str, str]  # Maps the passes to `conv2d`'s passes
 
     def elements(self, c: Columns) -> dict[str, Array]:
         """Return the elements of the tensors. The input of a folded volume counts only once, not once per depth tap."""

@@ -53,8 +53,7 @@ from lightning_predict.record.operand_strides import CONTIGUOUS_ELEMENTS
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
-ELEMENTS_PER_BLOCK: Final = 1024
-"""Elements per block of an element-wise kernel."""
+ELEMENTS_PER_BLOCK: Final = 1024  # Elements per block of an element-wise kernel
 
 MIN_FLOPS_PER_BYTE: Final = 0.0833333333333
 """Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors."""
@@ -100,8 +99,7 @@ def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-WITHOUT_CODES: Final = 1.15
-"""Bandwidth of GDDR memory without inline ECC, relative to that with it."""
+WITHOUT_CODES: Final = 1.15  # Bandwidth of GDDR memory without inline ECC, relative to that with it
 
 
 def without_inline_ecc(gpu: Gpu) -> Gpu:

@@ -59,8 +59,7 @@ from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 
-WARPS_PER_MULTIPROCESSOR: Final = 45
-"""Resident warps of the look-up kernel per SM."""
+WARPS_PER_MULTIPROCESSOR: Final = 45  # Resident warps of the look-up kernel per SM
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
 
 ZIPF: Final = "zipf_alpha"
@@ -292,8 +291,7 @@ FBGEMM_OPTIMIZERS: Final = (
 ).split()
 """Optimizers that FBGEMM fuses into its tables, each with its own look-up function."""
 
-ASSUMED_DIM: Final = 64
-"""Assumed numbers per row if a trace does not contain them."""
+ASSUMED_DIM: Final = 64  # Assumed numbers per row if a trace does not contain them
 
 
 @translates(

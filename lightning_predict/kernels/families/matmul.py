@@ -95,8 +95,7 @@ def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
 """FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores; also in TF32 at sizes that
 are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load."""
-SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 325.0
-"""The same in TF32 since Hopper."""
+SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 325.0  # The same in TF32 since Hopper
 PAIRED_FLOPS_PER_CLOCK: Final = 800.0
 """The same in 16 bits at even sizes that are not multiples of 4, whose rows start at pairs of elements."""
 ODD_ELEMENTS_PER_CLOCK: Final = 2.0

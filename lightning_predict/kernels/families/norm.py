@@ -44,8 +44,7 @@ from lightning_predict.kernels.roofline import (
 from lightning_predict.record.operand_strides import CHANNELS_LAST
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 
-BACKWARD_RATIO: Final = 2.2
-"""Time of the backward pass over the forward pass of PyTorch's norm kernels."""
+BACKWARD_RATIO: Final = 2.2  # Time of the backward pass over the forward pass of PyTorch's norm kernels
 
 NORM_WAIT_CYCLES: Final = 3.7
 NORM_THREADS: Final = 128
@@ -55,13 +54,11 @@ STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
 """Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio, as rms_norm does."""
 
-LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Longest row of softmax in one warp, in elements."""
+LONGEST_ROW_IN_A_WARP: Final = 1024  # Longest row of softmax in one warp, in elements
 LONGEST_ROW_IN_REGISTERS: Final = 9216
 """Longest row of softmax that 1,024 threads keep in at most nine registers each, whatever its alignment."""
 
-SHARED_ROW_BYTES: Final = 49152
-"""Longest row that softmax keeps in shared memory; it reads a longer row three times."""
+SHARED_ROW_BYTES: Final = 49152  # Longest row that softmax keeps in shared memory; it reads a longer row three times
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
 """Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
@@ -127,8 +124,7 @@ def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxy
 LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.47, 375.0)}
 """SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True)."""
 
-GRADIENT_ROW_CYCLES: Final = 130.0
-"""SM cycles of a row in the gradient of a norm's input, in addition to its bytes."""
+GRADIENT_ROW_CYCLES: Final = 130.0  # SM cycles of a row in the gradient of a norm's input, in addition to its bytes
 
 WEIGHT_ROW_CYCLES: Final = 9.0
 """Cycles of a row in the gradient of a norm's weight. A block sums the columns of a warp over all rows."""

@@ -14,8 +14,7 @@ import numpy as np
 from lightning_predict.kernels.families.elementwise import as_transfer
 from lightning_predict.kernels.operations import Array, Columns, OperationSpec, register
 
-Moved = tuple[int, int]
-"""Elements read and written for each parameter."""
+Moved = tuple[int, int]  # Elements read and written for each parameter
 
 
 def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationSpec:

@@ -29,8 +29,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.record.trace import Flags, Operation
 
-GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
-"""Weight matrices per layer and direction, one per gate."""
+GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}  # Weight matrices per layer and direction, one per gate
 
 
 def _weights(c: Columns, gates: int) -> Array:
@@ -48,8 +47,7 @@ def _outputs(c: Columns) -> Array:
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
-KERNELS_BETWEEN_STEPS: Final = 5
-"""Minimum kernel times per step of a recurrent layer: its matmul and its gates."""
+KERNELS_BETWEEN_STEPS: Final = 5  # Minimum kernel times per step of a recurrent layer: its matmul and its gates
 
 
 def _as_matmuls(shape: OperationShape) -> tuple[CountedShape, ...]:

@@ -37,19 +37,12 @@ PEFT's own choice has the same names, but only for some types of models.
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedStep:
-    """A model on the meta device, with a batch and a loss.
+    """A model on the meta device, with a batch and a loss."""
 
-    Attributes:
-        model: The model, with trained and frozen parameters.
-        loss: Function that runs the forward pass of the batch and returns the loss.
-        batch: Text that describes the batch: `64 images of 224 x 224`.
-        details: Further phrases that describe the step.
-    """
-
-    model: nn.Module
-    loss: Callable[[], Tensor]
-    batch: str
-    details: tuple[str, ...] = ()
+    model: nn.Module  # The model, with trained and frozen parameters
+    loss: Callable[[], Tensor]  # Function that runs the forward pass of the batch and returns the loss
+    batch: str  # Text that describes the batch: `64 images of 224 x 224`.
+    details: tuple[str, ...] = ()  # Further phrases that describe the step
 
 
 def library(name: str, *, needed_for: str) -> Any:

@@ -163,8 +163,7 @@ def _videos(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
 _PIXELS: Final = {"SanaTransformer2DModel": 32}
 """Number of pixels per latent along each edge where it is not 8, as in the autoencoders of Stable Diffusion."""
 
-_FLUX_LATENTS: Final = 128
-"""Height of the latents of 1,024 pixels, for models that accept any."""
+_FLUX_LATENTS: Final = 128  # Height of the latents of 1,024 pixels, for models that accept any
 
 _CLIP_L: Final = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 _CLIP_H: Final = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 23, "num_attention_heads": 16}

@@ -37,8 +37,7 @@ _HEADS: Final = (
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 """Suffixes of architecture names whose labels are one class per sample."""
 
-_PAIRS: Final = ("CLIPModel", "SiglipModel")
-"""Suffixes of names of models that compare texts with images."""
+_PAIRS: Final = ("CLIPModel", "SiglipModel")  # Suffixes of names of models that compare texts with images
 
 _OTHERS: Final = (
     "ForCTC",
@@ -53,23 +52,15 @@ _OTHERS: Final = (
 _WRITERS: Final = ("ForConditionalGeneration", "VisionEncoderDecoderModel")
 """Suffixes of names of models that write a text for an image."""
 
-_SECONDS: Final = 10
-"""Length of a recording for models that read samples of sound, 16,000 a second."""
-
-_LETTERS: Final = 128
-"""Letters of such a recording's text."""
-
-_BETA: Final = 0.1
-"""Weight of the log-ratios in DPO's loss."""
-
-_PIXELS: Final = 224
-"""Height and width of the images of models that accept any: of the ImageNet classifiers among them."""
+_SECONDS: Final = 10  # Length of a recording for models that read samples of sound, 16,000 a second
+_LETTERS: Final = 128  # Letters of such a recording's text
+_BETA: Final = 0.1  # Weight of the log-ratios in DPO's loss
+_PIXELS: Final = 224  # Height and width of the images of models that accept any: of the ImageNet classifiers among them
 
 _DETECTOR_PIXELS: Final = 800
 """Height and width of the images of detectors, whose shorter side most scripts for COCO scale to 800."""
 
-_SCALE: Final = 20.0
-"""Scale of cosines in sentence-transformers' loss of pairs."""
+_SCALE: Final = 20.0  # Scale of cosines in sentence-transformers' loss of pairs
 
 
 def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
