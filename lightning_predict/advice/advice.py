@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.advice.changes import CHANGES, SIDE_EFFECTS, Change
@@ -145,7 +145,6 @@ def _gain_told(advised: EvaluatedChange) -> float:
     return (advised.simulated_gain if advised.gain is None else advised.gain.middle) or 0.0
 
 
-@final
 class _Evaluation:
     """Evaluates changes of one recorded step."""
 

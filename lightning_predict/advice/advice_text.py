@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.advice.layers import LayerTable, layer_lines
@@ -35,7 +35,6 @@ _JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
 """Names in JSON that differ from the attributes."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedChange:
     """One change, evaluated on the GPU that the advice is for."""
@@ -66,7 +65,6 @@ class EvaluatedChange:
         return {_JSON_NAMES.get(own.name, own.name): _as_json(getattr(self, own.name)) for own in fields(self)}
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """Best combination of changes."""
@@ -78,7 +76,6 @@ class Chain:
     predictions: Predictions  # Simulated predictions of each GPU with all changes
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice(Mapping[str, EvaluatedChange]):
     """Predicted gain of each change, by name, and the GPU to rent with these changes.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
@@ -37,7 +37,6 @@ def with_samples(trace: Trace, count: int) -> Trace:
     return BatchSizes(trace).of(count)
 
 
-@final
 class BatchSizes:
     """A step that can be scaled to any batch size."""
 
@@ -91,7 +90,6 @@ def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorIn
 SampleDimension = int | None  # Index of a tensor's dimension that counts samples; None if no dimension counts samples
 
 
-@final
 class _Places:
     """Follows the sample dimension from operation to operation."""
 

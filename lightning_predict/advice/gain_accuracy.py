@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.advice.changes import Change, has_backward
 from lightning_predict.base.checked import read_toml
@@ -34,7 +34,6 @@ from lightning_predict.uncertainty import MEASURED_SPREAD
 MIN_PAIRS: Final = 10  # Minimum number of pairs for which a gain is reported
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPairs:
     """Measured pairs of one kind of change, and the calibration of predicted gains."""

@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 from lightning_predict.base.ties import NOTICEABLE, TIE, clearly_less, ordered
 from lightning_predict.hardware.records import Gpu
@@ -46,7 +46,6 @@ PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
 """Unfused patterns: the names of their forward operations, and the name of the fused operation that replaces them."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
     """Row of the table: one module, or several merged modules."""
@@ -56,7 +55,6 @@ class LayerRow:
     pattern: str | None = None  # Name of an unfused pattern in the module; None without such a pattern
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
     """Device seconds of a step by module."""

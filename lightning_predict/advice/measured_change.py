@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.advice.changes import change_named
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
@@ -45,7 +45,6 @@ turns."""
 SPREAD: Final = 0.02  # Standard deviation of the random values that replace tensors on the meta device
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeMeasurement:
     """Measured gain of a change."""
@@ -160,7 +159,6 @@ def _timed(side: _RunnableStep, steps: int, clock: Callable[[], float]) -> float
     return (clock() - begin) / steps
 
 
-@final
 class _RunnableStep:
     """A step with its modules and optimizers, on a real device."""
 

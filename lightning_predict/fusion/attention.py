@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.translation import translate
@@ -23,7 +23,6 @@ _MATMULS: Final = frozenset({"aten::bmm", "aten::baddbmm"})
 _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten::masked_fill_", "aten::where"})
 
 
-@final
 @dataclass(slots=True, kw_only=True)
 class _WrittenOut:
     """Unfused attention in a recorded step."""

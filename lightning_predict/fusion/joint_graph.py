@@ -144,12 +144,7 @@ class _Graph:
     """
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        is_fusible: Test,
-        is_free: Test,
-        may_run_again: Test,
-        region_of: Region,
+        self, operations: Sequence[Operation], is_fusible: Test, is_free: Test, may_run_again: Test, region_of: Region
     ) -> None:
         self._runs_again = may_run_again
         self._crossing: set[int] = set()  # results that another region reads, or a later operation changes

@@ -88,13 +88,7 @@ _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "u
 """Parts of the names of operations that read or write by position, or read their input more than once."""
 
 
-def fused(
-    trace: Trace,
-    *,
-    by_library: bool = False,
-    by_blocks: bool = False,
-    keeps_inputs: bool = False,
-) -> Trace:
+def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, keeps_inputs: bool = False) -> Trace:
     """Fuse the point-wise operations of a step. The optimizer is unchanged, because it is not compiled.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.fusion.attention import with_replaced
 from lightning_predict.fusion.joint_graph import unused_ids
@@ -22,7 +22,6 @@ _MATMULS: Final = ("aten::mm", "aten::addmm")
 _LOSSES: Final = ("aten::_log_softmax", "aten::nll_loss_forward", "aten::nll_loss_backward")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Head:
     """Places of the operations between an output layer and its loss."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
@@ -17,19 +17,13 @@ from lightning_predict.fusion.attention import has_unfused_attention, with_atten
 from lightning_predict.fusion.channels_last import image_layouts, in_channels_last
 from lightning_predict.fusion.kernels import fused
 from lightning_predict.fusion.liger import has_row_norms, places_of_liger, with_liger
-from lightning_predict.fusion.losses import (
-    has_chunkable_loss,
-    has_loss_over_words,
-    with_chunked_loss,
-    with_eager_loss,
-)
+from lightning_predict.fusion.losses import has_chunkable_loss, has_loss_over_words, with_chunked_loss, with_eager_loss
 from lightning_predict.hardware.records import AMD, Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
 from lightning_predict.record.trace import Trace
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOption:
     """Kernels of a compiler or a library."""
@@ -148,11 +142,7 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     ),
     "compile": KernelOption(apply=fused, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
     "compile-blocks": KernelOption(
-        apply=partial(fused, by_blocks=True),
-        why_not=why_not_fused,
-        slot=FUSING,
-        needs=_TRITON,
-        runs_on=_has_triton,
+        apply=partial(fused, by_blocks=True), why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton
     ),
     "transformer_engine": KernelOption(
         apply=partial(fused, by_library=True),

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -63,7 +63,6 @@ SOCKET_SHARE: Final = 0.5
 """Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PcieMachine:
     """Kind of machine whose GPUs are connected only by PCIe."""
@@ -127,7 +126,6 @@ latencies. At the best n, this sum is 2 sqrt(time x latency). On two published c
 are 25 and 14 %, always too fast. The value was not fitted."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
     """Bandwidths of the links as given by the user, in bytes per second; None uses the catalogue.

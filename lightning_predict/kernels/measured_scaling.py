@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -80,7 +80,6 @@ Errors at the powers 0, 1/2, 3/4 and 1 are 0.046, 0.040, 0.034 and 0.029 for the
 code of this study is that of commit b800dca9."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
     """Work of a trace with its predicted seconds on each GPU; arrays have the shape (gpus, items)."""

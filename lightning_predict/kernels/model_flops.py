@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +26,6 @@ BACKWARD_MATMULS: Final = 2
 """Matmuls of the backward pass for each one of the forward pass: the gradients of the input and of the weight."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """Work of a recorded step on one process; None for unknown values."""

@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -58,11 +58,7 @@ from lightning_predict.kernels.operations import (
     network_spec,
     network_specs,
 )
-from lightning_predict.kernels.roofline import (
-    VECTORIZED,
-    roofline_seconds,
-    with_sustained_peaks,
-)
+from lightning_predict.kernels.roofline import VECTORIZED, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, transferred_part
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
@@ -74,7 +70,6 @@ if TYPE_CHECKING:
 # --- All models of the package
 
 
-@final
 @dataclass(frozen=True)
 class BundledModels:
     """All trained models: neural networks that predict utilisation, and the bundled curves of collectives."""
@@ -136,18 +131,12 @@ def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> Bun
 
 @lru_cache(maxsize=8)
 def _loaded(
-    gpu_names: tuple[str, ...],
-    beside: tuple[str, ...],
-    source: WeightsSource,
-    _settings: tuple[str | None, ...],
+    gpu_names: tuple[str, ...], beside: tuple[str, ...], source: WeightsSource, _settings: tuple[str | None, ...]
 ) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # imports the download libraries only if needed
 
     weights = load_weights(gpu_names, source, optional_gpus=beside)
-    return BundledModels(
-        networks=UtilisationModels(weights),
-        notes=weights.notes,
-    )
+    return BundledModels(networks=UtilisationModels(weights), notes=weights.notes)
 
 
 # --- From network outputs to seconds
@@ -226,7 +215,6 @@ def upper_bound_from_dominated_gpus(
     return least
 
 
-@final
 class UtilisationModels:
     """Neural networks of a set of GPUs, ready to predict.
 

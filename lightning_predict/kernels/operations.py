@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final, Literal, TypeVar, final
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,6 @@ COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", 
 """Operations of several GPUs, which `families/collective.py` times."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OperationShape:
     """One operation at one shape and dtype; hashable, so that duplicates are predicted once."""
@@ -70,7 +69,6 @@ class OperationShape:
         return dict(zip(operation_spec(self.operation).shape, self.dims, strict=True))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CountedShape:
     """Operation with its shape and dtype, and the number of times that it runs."""
@@ -87,7 +85,6 @@ Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
 call."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
     """Operations that share one neural network, in the dtypes that the network supports.
@@ -136,7 +133,6 @@ class NetworkSpec:
         return self.described(batch, gpus)[1]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """Alternative algorithm for an operation.
@@ -153,7 +149,6 @@ class Alternative:
     bounds_networks: bool = False
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
     """Predicts an operation's time from tiles, caches or instructions, only together with trained networks."""
@@ -162,7 +157,6 @@ class Formula:
     supports: Callable[[OperationShape], bool] = lambda _: True
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Surrogate:
     """Predicts an operation's time as the sum of the times of other operations, which `parts` returns."""
@@ -170,7 +164,6 @@ class Surrogate:
     parts: Callable[[OperationShape], tuple[CountedShape, ...]]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineEfficiency:
     """Efficiency of an operation without a model, relative to its roofline.
@@ -191,7 +184,6 @@ Estimator = NetworkSpec | Formula | Surrogate | Alternative | RooflineEfficiency
 _Kind = TypeVar("_Kind", bound=Estimator)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpec:
     """All properties of one operation. Formulas map columns of shape (shapes,) to an array of the same shape.
@@ -239,7 +231,6 @@ class OperationSpec:
         return tuple([estimator for estimator in self.estimators if isinstance(estimator, kind)])
 
 
-@final
 @dataclass(frozen=True)
 class ShapeBatch:
     """Many shapes of one operation and dtype, with a NumPy column per shape parameter, all of the same length."""

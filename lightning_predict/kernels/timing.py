@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Literal, Protocol, final, get_args
+from typing import Final, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -63,12 +63,7 @@ from lightning_predict.kernels.roofline import (
     rooflines_at_equal_bandwidth,
     sustained_flops,
 )
-from lightning_predict.uncertainty import (
-    FORMULA_SPREAD,
-    SURROGATE_SPREAD,
-    above_minimum_work,
-    summed_by_owner,
-)
+from lightning_predict.uncertainty import FORMULA_SPREAD, SURROGATE_SPREAD, above_minimum_work, summed_by_owner
 from lightning_predict.weights.records import MeasuredFactor
 
 # --- Estimates and the interface of models
@@ -81,7 +76,6 @@ related operation or dtype. `bytes`: a copy of the same number of bytes. `formul
 tiles or caches. `roofline`: peak arithmetic and bandwidth alone."""
 
 
-@final
 @dataclass(frozen=True)
 class Estimate:
     """Predicted times of shapes, arrays of shape (gpus, shapes).
@@ -120,7 +114,6 @@ class KernelModels(Protocol):
         """Estimate seconds and their 90 % interval, each of shape (gpus, shapes)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
     """Seconds of shapes, arrays of shape (gpus, shapes)."""
@@ -232,7 +225,6 @@ def predict_operation_times(
     return _each(parts[0], joined, *parts[1:])
 
 
-@final
 @dataclass(frozen=True)
 class TimingRequest:
     """Distinct shapes, and GPUs that all compute the same matrix dtypes in float32."""
@@ -376,7 +368,6 @@ def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
     return Estimate(Interval.from_factor(seconds, untrained.spread or FORMULA_SPREAD))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Leaf:
     """A shape whose time a source predicts directly."""
@@ -386,7 +377,6 @@ class _Leaf:
     timed_by: TimedBy
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Expansion:
     """Leaves into which a shape is expanded, each with a multiplier."""
@@ -461,7 +451,6 @@ def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interv
 # --- Bounds on times
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBound:
     """Upper or lower bound on times.
@@ -695,7 +684,6 @@ def _predict_times(request: TimingRequest) -> OperationTimes:
 # --- Explanation of a time
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Source and bounds that determined the time of a shape on a GPU."""

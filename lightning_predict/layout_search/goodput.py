@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import gigabytes_to_bytes, hours_to_seconds
@@ -23,7 +23,6 @@ from lightning_predict.record.trace import Trace
 PUBLISHED_MTBF_HOURS: Final = 50677.0023866  # Mean time between failures of one GPU, including its share of the machine
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
     """Failure rate, checkpoint bandwidth and restart time of a run.
@@ -47,7 +46,6 @@ class Reliability:
                 raise InvalidArgumentError(f"{name}={value!r}; expected a number above 0.")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """Goodput of a run with the best checkpoint interval."""

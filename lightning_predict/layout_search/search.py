@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -33,13 +33,7 @@ from lightning_predict.layouts.overlap import Links
 from lightning_predict.layouts.pipeline_parallel import block_stages
 from lightning_predict.layouts.recomputation import recomputed_matmuls, recomputed_part, with_recomputation
 from lightning_predict.layouts.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
-from lightning_predict.layouts.tensor_parallel import (
-    ShardSpec,
-    SplitModel,
-    TransformerBlock,
-    WorkSharder,
-    block_of,
-)
+from lightning_predict.layouts.tensor_parallel import ShardSpec, SplitModel, TransformerBlock, WorkSharder, block_of
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.record.trace import Operation, Trace
 from lightning_predict.timeline.simulation import host_timeline, launch_schedule
@@ -51,7 +45,6 @@ RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 MIN_CONTEXT: Final = 4096  # Minimum number of tokens per GPU with context parallelism. Shorter sequences are not split.
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FoundStrategy:
     """A parallel strategy that fits in memory."""
@@ -62,7 +55,6 @@ class FoundStrategy:
     need: MemoryNeed = field(default_factory=MemoryNeed)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
     """Limits that the user sets on the batch of a step."""
@@ -317,7 +309,6 @@ def _nothing_fits(layout: Layout, usable_bytes: float, least_bytes: float) -> In
     )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Least:
     """Minimum device time of a micro-batch on one GPU, by part of the step."""
@@ -328,7 +319,6 @@ class _Least:
     update: float
 
 
-@final
 class Bounds:
     """Lower bounds on step times, from computation, kernel launches, and tensor-parallel communication.
 

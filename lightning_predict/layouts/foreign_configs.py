@@ -22,7 +22,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.checked import read_json, read_text, read_toml, read_yaml, shown
 from lightning_predict.base.errors import InvalidArgumentError
@@ -105,7 +105,6 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Keys with such a part that describe the recorded model or hardly affect predictions."""
 
 
-@final
 class _Keys:
     """Keys of a table of another project's configuration, with `_` for `-`.
 

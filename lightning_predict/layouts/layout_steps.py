@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
 
 import numpy as np
 
@@ -32,13 +31,7 @@ from lightning_predict.layouts.model_parallel import (
     stage_factors,
     stage_times,
 )
-from lightning_predict.layouts.overlap import (
-    OVERLAP_COSTS,
-    Ends,
-    Links,
-    OverlappedStep,
-    StepSplitter,
-)
+from lightning_predict.layouts.overlap import OVERLAP_COSTS, Ends, Links, OverlappedStep, StepSplitter
 from lightning_predict.layouts.pipeline_parallel import bubble_ratio, overlapping_micro_batches, pass_micro_batches
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.layouts.tensor_parallel import ShapeTimer, SplitModel, WorkSharder, split_model
@@ -50,7 +43,6 @@ from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.uncertainty import STRAGGLER_WAIT, on_several_gpus
 
 
-@final
 class MultiGpuStep:
     """A recorded step, simulated on a single GPU of each model, that predicts the step on layouts of several GPUs.
 
@@ -83,12 +75,7 @@ class MultiGpuStep:
         self._stages: dict[tuple[Strategy, float], tuple[Stage, ...]] = {}
 
     def on_layout(
-        self,
-        layout: Layout,
-        step: StepPrediction,
-        row: int,
-        strategy: Strategy,
-        interconnect: Interconnect = CATALOGUE,
+        self, layout: Layout, step: StepPrediction, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
     ) -> StepPrediction:
         """Return the step on a layout.
 
@@ -124,12 +111,7 @@ class MultiGpuStep:
         )
 
     def overlapped(
-        self,
-        layout: Layout,
-        step: StepPrediction,
-        row: int,
-        strategy: Strategy,
-        interconnect: Interconnect = CATALOGUE,
+        self, layout: Layout, step: StepPrediction, row: int, strategy: Strategy, interconnect: Interconnect = CATALOGUE
     ) -> OverlappedStep:
         """Schedule the segments and collectives of a step whose work is not divided; arguments as in `on_layout`."""
         strategy.replicas(layout)
@@ -169,12 +151,7 @@ class MultiGpuStep:
         return self._stages[key]
 
     def _divided(
-        self,
-        layout: Layout,
-        step: StepPrediction,
-        row: int,
-        strategy: Strategy,
-        interconnect: Interconnect,
+        self, layout: Layout, step: StepPrediction, row: int, strategy: Strategy, interconnect: Interconnect
     ) -> StepPrediction:
         """Return the step under a strategy that divides or changes the work of a step."""
         whole = Links(layout, interconnect)

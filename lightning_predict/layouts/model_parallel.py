@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -25,12 +25,7 @@ from lightning_predict.layouts.experts import check_experts, launched_by_expert,
 from lightning_predict.layouts.gradients import has_backward, is_of_expert, parameter_bytes
 from lightning_predict.layouts.groups import context_group, expert_group, tensor_group
 from lightning_predict.layouts.overlap import Ends, Links, OverlappedStep
-from lightning_predict.layouts.pipeline_parallel import (
-    block_stages,
-    micro_batches_of,
-    send_seconds,
-    stages_of,
-)
+from lightning_predict.layouts.pipeline_parallel import block_stages, micro_batches_of, send_seconds, stages_of
 from lightning_predict.layouts.recomputation import (
     check_recomputation,
     is_recomputed,
@@ -63,7 +58,6 @@ from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.uncertainty import server_host
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU model."""
@@ -364,7 +358,6 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
         yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """Times of one micro-batch in one stage, each as (low, middle, high)."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimel
 from lightning_predict.uncertainty import ASSUMED_SPREAD
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WorkSegment:
     """A part of the step on the compute queue."""
@@ -43,7 +42,6 @@ class WorkSegment:
     name: str = ""  # Description for `events_of`
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A collective on the communication queue."""
@@ -53,7 +51,6 @@ class Transfer:
     name: str = ""  # Description for `events_of`
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OverlappedStep:
     """Times of a step whose transfers overlap with computing."""
@@ -112,7 +109,6 @@ def _placed(
     return clock, link, done, ends
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Event:
     """A scheduled segment or transfer."""
@@ -174,7 +170,6 @@ In a profile of eight H100 (NCCL 2.28), each large all-gather and reduce-scatter
 time and fill the GPU once took 1.6 times as long; larger ones lose the multiprocessors' share."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCosts:
     """Costs of distributed training in addition to the time of isolated collectives.
@@ -250,7 +245,6 @@ OVERLAP_COSTS: Final = OverlapCosts()
 Ends = Array  # Low end, middle and high end of a 90 % interval, shape (3,)
 
 
-@final
 class StepSplitter:
     """Splits the simulated step of one GPU into segments, each with (low, middle, high) seconds.
 
@@ -304,7 +298,6 @@ class StepSplitter:
         return seconds
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Links:
     """A layout with the known properties of its links."""
@@ -319,11 +312,7 @@ class Links:
         if not sizes:
             return []
         seconds = collective_seconds(
-            operation,
-            sizes,
-            self.layout,
-            interconnect=self.interconnect,
-            groups_per_node=self.groups_per_node,
+            operation, sizes, self.layout, interconnect=self.interconnect, groups_per_node=self.groups_per_node
         )
         has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
         spread = ASSUMED_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0

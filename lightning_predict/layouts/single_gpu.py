@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from lightning_predict.timeline.same_gpu_check import SameGpuCheck
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PredictionContext:
     """GPUs, models and assumptions that all steps of one prediction share."""
@@ -37,7 +36,6 @@ class PredictionContext:
         return self.links or CATALOGUE
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SingleGpuSteps:
     """A recorded step, with predictions for a single GPU of each model."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Protocol, final, get_args, get_type_hints
+from typing import Any, Final, Literal, Protocol, get_args, get_type_hints
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.layouts import Layout
@@ -28,7 +28,6 @@ DataStrategy = Literal["ddp", "zero1", "zero2", "fsdp", "hybrid"]
 DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit:
     """Which state data-parallel replicas shard."""
@@ -77,7 +76,6 @@ LossMemory = Literal["split", "gathered", "fused"]
 GatheredDtype = Literal["float32", "bfloat16", "float16"]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A parallel strategy. Each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from lightning_predict.record.trace import DTYPE_BYTES, Operation, Phase, Tensor
 Weight = tuple[int, int]  # Shape of a linear layer's weight: (outputs, inputs)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerBlock:
     """A transformer block of the recorded model."""
@@ -59,7 +58,6 @@ class TransformerBlock:
     ring_bytes: float = 0.0  # Size of the keys and values of fused attention; 0 for unfused attention
 
 
-@final
 @dataclass(slots=True)
 class _Unit:
     """Forward operations inside a numbered module, each with its shapes."""
@@ -265,7 +263,6 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
 LOSS_REDUCTIONS: Final = 3  # Number of values per token that a loss over a split vocabulary all-reduces
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
     """How the work of a batch is split over GPUs."""
@@ -289,7 +286,6 @@ class ShardSpec:
         return self.micro_batches * self.context
 
 
-@final
 @dataclass(frozen=True)
 class SplitModel:
     """A neural network as transformer blocks and layers outside blocks."""
@@ -383,7 +379,6 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
     )
 
 
-@final
 class ShapeTimer:
     """Times operation shapes on GPUs, and caches the times.
 
@@ -412,7 +407,6 @@ class ShapeTimer:
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.gpus), 0))  # (gpus, parts)
 
 
-@final
 class WorkSharder:
     """Splits the work of a step over GPUs, for several `ShardSpec`s. Identical work is split and timed only once.
 

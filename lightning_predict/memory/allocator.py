@@ -25,7 +25,7 @@ Example::
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.units import MEBIBYTE
 
@@ -64,7 +64,6 @@ def segment_bytes(size: int) -> int:
     return rounded_up(size, OWN_SEGMENT_STEP_BYTES)
 
 
-@final
 class MemoryBlock:
     """A contiguous range of a segment, allocated or free."""
 
@@ -81,7 +80,6 @@ class AllocationError(Exception):
     """The simulated GPU is full; torch would raise an out-of-memory error."""
 
 
-@final
 class CachingAllocator:
     """Simulated caching allocator.
 

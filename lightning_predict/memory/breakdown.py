@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
@@ -29,7 +29,6 @@ from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
     """Memory in bytes for one use."""
@@ -38,7 +37,6 @@ class MemoryPart:
     bytes: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBreakdown:
     """Memory of a step at its peak, by use."""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, final
+from typing import Literal
 
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.layouts.gradients import experts_module, is_of_expert, parameter_bytes
@@ -43,7 +43,6 @@ Place = tuple[Pass | None, int]
 """Position of an operation in a pass. The pass is None for operations after the last backward pass."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """Sizes of the parameters of a rank: all, trainable and of experts in bytes, and trainable elements."""
@@ -78,7 +77,6 @@ def compiles_whole_passes(trace: Trace) -> bool:
     return names.count(COMPILED_CALL) == 1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RankStep:
     """Step of a rank, before replicas shard its state."""
@@ -93,7 +91,6 @@ class RankStep:
     returns_at: int = 0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Properties of a storage that decide which share of it a rank holds."""
@@ -130,7 +127,6 @@ class _Kind:
         return math.ceil(size_bytes / parts / rows * (load if self.is_expert else 1.0))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Life:
     """A storage of one pass: places of allocation and free. `until` is None if the storage survives the step."""
@@ -143,7 +139,6 @@ class _Life:
     until: Place | None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Order:
     """Recorded operations by pass, and the storages of each part of the blocks."""
@@ -154,7 +149,6 @@ class _Order:
     lives: dict[int | None, list[_Life]]  # Storages by part; None for storages that the operations `after` allocate
 
 
-@final
 class StageStorages:
     """Storages of the ranks that share a recorded step."""
 
@@ -252,7 +246,6 @@ def _in_flight(strategy: Strategy, stage: int, micro_batches: int) -> list[int]:
     return most
 
 
-@final
 class _Recorded:
     """Assigns the storages of a recorded step to passes."""
 
@@ -412,7 +405,6 @@ def _received(life: _Life) -> Iterator[_Life]:
         yield replace(life, since=(start, 0), until=life.until)
 
 
-@final
 class _KindFinder:
     """Finds the kind of each storage of a recorded step."""
 
@@ -469,18 +461,11 @@ def _freed(one: Storage) -> float:
     return math.inf if one.freed_at is None else one.freed_at
 
 
-@final
 class _Timeline:
     """The passes of a rank in the order of the schedule, as one sequence of operations."""
 
     def __init__(
-        self,
-        trace: Trace,
-        order: _Order,
-        strategy: Strategy,
-        stage: int,
-        micro_batches: tuple[int, int],
-        load: float,
+        self, trace: Trace, order: _Order, strategy: Strategy, stage: int, micro_batches: tuple[int, int], load: float
     ) -> None:
         self._trace, self._order, self._strategy, self._load = trace, order, strategy, load
         self._rows = micro_batches[0] * strategy.context

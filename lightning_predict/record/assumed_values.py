@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 
@@ -86,7 +86,6 @@ _WRITES_PART: Final = frozenset({"aten::index_put_", "aten::scatter_", "aten::in
 _DEEPEST: Final = 24  # Maximum number of operations to follow backwards for a value
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Known:
     """Facts about the elements of a tensor."""
@@ -102,7 +101,6 @@ class _UnknownError(Exception):
     """No assumption covers a value."""
 
 
-@final
 class AssumedValues:
     """Assumed values of meta tensors that a step reads.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -198,7 +198,6 @@ def bytes_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
     return sum(int(tensor.numel()) * tensor.element_size() for tensor in tensors)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Compilations:
     """Number of functions that `torch.compile` has compiled in this process, and the compilation time."""

@@ -18,7 +18,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeGuard, final
+from typing import Any, Final, TypeGuard
 
 from lightning_predict.base.checked import MAX_INTEGER, Checked, File, shown
 from lightning_predict.base.errors import TraceFormatError
@@ -44,7 +44,6 @@ _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchr
 """Runtime functions that return only when the device has finished all earlier work."""
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Call:
     """Host call, with the calls inside it."""
@@ -73,7 +72,6 @@ class Call:
             yield from child.descendants()
 
 
-@final
 @dataclass(slots=True, eq=False)
 class DeviceWork:
     """A kernel, copy or fill on the device. Times are in microseconds."""
@@ -84,7 +82,6 @@ class DeviceWork:
     details: Mapping[str, Any]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Profile:
     """One step of a file."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from typing import Any, Final, final
+from typing import Any, Final
 from weakref import ref
 
 INTERVAL: Final = 2_000
@@ -28,7 +28,6 @@ _released: deque[list[object]] = deque()
 _keepers: set[int] = set()  # Ids of the keepers whose graphs are alive
 
 
-@final
 class _Keeper:
     """Holds the next row of nodes. When the graph releases the keeper, the keeper passes the row on to `drain`."""
 
@@ -45,7 +44,6 @@ class _Keeper:
             released.append(self.row)
 
 
-@final
 class HeldNodes:
     """Holds rows of nodes of one backward pass. Keepers attach the rows to the graph of the backward pass."""
 

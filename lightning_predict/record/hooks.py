@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, final
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -63,7 +63,6 @@ def _unseen_by_the_step(
     return guarded
 
 
-@final
 class OptimizerWatch:
     """Tracks which optimizers step, and whether an optimizer is stepping now."""
 
@@ -167,7 +166,6 @@ def _remove(handles: list[RemovableHandle]) -> None:
             parts.callback(handles.pop().remove)
 
 
-@final
 class ModuleWatch:
     """Tracks which module is called, by its qualified name.
 

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import Any, Final
 
 from lightning_predict.base.answers import NAMES_SHOWN
 from lightning_predict.base.checked import MAX_INTEGER
@@ -223,7 +223,6 @@ def _lost_kernels(profile: Profile) -> Iterator[str]:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Update:
     """An optimizer step, from the end of the last backward pass in its closure to the end of the optimizer step."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as functional
@@ -139,7 +139,6 @@ def autocast_dtype() -> torch.dtype | None:
     return None
 
 
-@final
 class AutocastOnMeta:
     """Casts the arguments of operations on meta tensors like autocast on CUDA, and reports each copy to `on_copy`."""
 
@@ -249,13 +248,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def _all_to(
-        self,
-        dtype: torch.dtype,
-        args: Args,
-        kwargs: Kwargs,
-        *,
-        is_saved: bool = False,
-        only_copied: bool = False,
+        self, dtype: torch.dtype, args: Args, kwargs: Kwargs, *, is_saved: bool = False, only_copied: bool = False
     ) -> tuple[Args, Kwargs]:
         def cast(value: Any) -> Any:
             if isinstance(value, torch.Tensor):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, final
+from typing import Any, Final
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKind:
     """One optimizer.

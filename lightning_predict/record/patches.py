@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner and name of an attribute to replace, and the function that returns the replacement of its value."""
 
 
-@final
 @dataclass(slots=True)
 class _Replaced:
     """A replaced attribute. `own` is the owner's own value, or `_INHERITED`."""

@@ -22,7 +22,7 @@ Rules 5 and 6 do not apply inside a module's call, which is always a forward pas
 
 from __future__ import annotations
 
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.record.trace import Phase
 
@@ -32,7 +32,6 @@ READS: Final = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::al
 ZEROING: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 
-@final
 class PhaseRules:
     """Phase rules of this module as a state machine. Call `phase_of` for each operation, in the order of the host."""
 

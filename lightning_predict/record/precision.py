@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware.records import Gpu
@@ -68,7 +68,6 @@ BANNED: Final = "aten::binary_cross_entropy"
 PRECISIONS: Final = ("bfloat16", "float16")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Precision:
     """A precision of Lightning's Trainer, with the dtype of the parameters and the autocast dtype of matmuls."""
@@ -209,7 +208,6 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
     )
 
 
-@final
 class _Autocast:
     """Converts the operations of a trace to the dtypes of autocast, in order."""
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from importlib import import_module
 from math import ceil
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,6 @@ LIBRARY.impl("dequantize_blockwise", _dequantized_scales, "Meta")
 LIBRARY.impl("optimizer_update_blockwise", lambda *_tensors: None, "Meta")
 
 
-@final
 class Linear4bit(nn.Linear):
     """Linear layer with a frozen weight of 4 bits per value, and a scale for each block of 64 values.
 
@@ -167,7 +166,6 @@ def paged_state(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros((), dtype=dtype, device=parameter.device).expand(parameter.shape)
 
 
-@final
 class BlockwiseAdamW(torch.optim.Optimizer):
     """AdamW with states of 8 bits per value and a float32 scale per block of 256 values, or with 32-bit states.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.ties import NOTICEABLE
 from lightning_predict.record.trace import Trace
@@ -36,7 +36,6 @@ MAX_TRIES: Final = 2
 """Maximum number of attempts to time a block. If epochs are shorter than a block, no attempt succeeds."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """Consecutive steps that were timed with a single wait for the device, at their end."""
@@ -48,7 +47,6 @@ class StepBlock:
     batches: int = 1  # Batches per step
 
 
-@final
 class BlockTimer:
     """Times one block of steps, from calls at their starts and ends. An interruption discards the block."""
 

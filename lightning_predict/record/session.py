@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import nn
@@ -70,7 +70,6 @@ _LIMIT_LOCK: Final = Lock()
 _OPEN_LIMITS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads
 
 
-@final
 class RecursionHeadroom:
     """Additional stack frames for one recorder. Repeated calls of open or close have no effect.
 
@@ -102,7 +101,6 @@ class RecursionHeadroom:
                     sys.setrecursionlimit(limit)
 
 
-@final
 class CaptureSession:
     """Records one step: call start(), run the step, call stop(), then trace().
 

@@ -6,13 +6,7 @@ package registers the operations of most steps, which `kernels/__init__.py` does
 step has a call, or a caller names an operation, that their pattern finds.
 """
 
-from lightning_predict.kernels.families import (
-    attention,
-    elementwise,
-    matmul,
-    norm,
-    reductions,
-)
+from lightning_predict.kernels.families import attention, elementwise, matmul, norm, reductions
 from lightning_predict.kernels.operations import ON_SPARSE_TENSORS, load_when_asked
 
 __all__ = ["attention", "elementwise", "matmul", "norm", "reductions"]

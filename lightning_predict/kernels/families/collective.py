@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -72,7 +72,6 @@ register(
 )
 
 
-@final
 @dataclass(frozen=True)
 class CollectiveCurves:
     """Measured curves of log(seconds) over message size, at sizes that are powers of two.

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -337,7 +337,6 @@ STRIDED_ON_LANES: Final = 2.0
 all (8)."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionWork:
     """One pass of convolutions, each array of shape (shapes,)."""
@@ -636,7 +635,6 @@ def as_matmul(shape: OperationShape) -> OperationShape | None:
 # --- The operations
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
     """Kind of convolution, and the two-dimensional convolution to which it is mapped."""

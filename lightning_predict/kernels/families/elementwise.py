@@ -110,10 +110,7 @@ def without_inline_ecc(gpu: Gpu) -> Gpu:
 
 
 VECTOR: Final = NetworkSpec(
-    name="vector",
-    dtypes=("float32", "float16", "bfloat16"),
-    describe=vector_features,
-    unmeasured=without_inline_ecc,
+    name="vector", dtypes=("float32", "float16", "bfloat16"), describe=vector_features, unmeasured=without_inline_ecc
 )
 
 

@@ -49,12 +49,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import (
-    SECTOR_BYTES,
-    SHORTEST_KERNEL_SECONDS,
-    per_gpu,
-    roofline_seconds,
-)
+from lightning_predict.kernels.roofline import SECTOR_BYTES, SHORTEST_KERNEL_SECONDS, per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.record.trace import Flags, Operation
 from lightning_predict.uncertainty import SURROGATE_SPREAD

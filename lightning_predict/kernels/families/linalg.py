@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -108,14 +108,7 @@ register(
         _square,
         _kernels(0),
     ),
-    _factorisation(
-        "cholesky",
-        ("batch", "n"),
-        lambda c: c["batch"] * c["n"] ** 3 / 3,
-        _square,
-        _square,
-        _kernels(1),
-    ),
+    _factorisation("cholesky", ("batch", "n"), lambda c: c["batch"] * c["n"] ** 3 / 3, _square, _square, _kernels(1)),
     _factorisation(
         "lu",
         ("batch", "n", "m"),
@@ -167,7 +160,6 @@ register(
 )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Matrices:
     """A tensor as a batch of matrices; complex matrices count `COMPLEX_MATMULS` times."""
@@ -287,8 +279,7 @@ _BY_FIRST: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("_linalg_svd", "linalg_svd", "svd", "linalg_svdvals"), _svd),
     **dict.fromkeys(("linalg_pinv", "pinverse"), _pseudo_inverse),
     **dict.fromkeys(
-        ("linalg_matrix_exp", "matrix_exp"),
-        lambda a, _, _own: (a.operation_shape("matrix_exponential", a.columns),),
+        ("linalg_matrix_exp", "matrix_exp"), lambda a, _, _own: (a.operation_shape("matrix_exponential", a.columns),)
     ),
 }
 """Operations with the matrix as first input, and right-hand sides, if any, as last input."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ PEFT's own choice has the same names, but only for some types of models.
 """
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedStep:
     """A model on the meta device, with a batch and a loss."""

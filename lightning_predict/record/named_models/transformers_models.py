@@ -26,12 +26,7 @@ from lightning_predict.record.named_models.options import StepOptions
 _TEXT_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 """Suffixes of names of models of text alone, whose batch needs a length."""
 
-_HEADS: Final = (
-    *_TEXT_HEADS,
-    "ForConditionalGeneration",
-    "ForTokenClassification",
-    "MTModel",
-)
+_HEADS: Final = (*_TEXT_HEADS, "ForConditionalGeneration", "ForTokenClassification", "MTModel")
 """Suffixes of architecture names whose labels are one vocabulary index per token."""
 
 _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
