@@ -74,8 +74,7 @@ WITH_LOADER: Final = (SOURCES["gavel"], SOURCES["sia"])
 
 GOOD: Final = 0.10
 FAIR: Final = 0.20
-FEW: Final = 3
-"""Minimum number of cases for a verdict."""
+FEW: Final = 3  # Minimum number of cases for a verdict
 
 
 @cache

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console
@@ -28,84 +28,51 @@ from rich.text import Text
 from benchmarks.runs import RUNS, Run
 from lightning_predict.reports.published_cases import PublishedCase, SourceSplit
 
-FOLDER: Final = Path(__file__).parent / "results"
-"""Where the results of this repository are kept."""
-
-SEPARATOR: Final = " / "
-"""Between the title of a table, its row and its column in the name of a figure."""
+FOLDER: Final = Path(__file__).parent / "results"  # Where the results of this repository are kept
+SEPARATOR: Final = " / "  # Between the title of a table, its row and its column in the name of a figure
 
 UNITS: Final = ("%", "ms", "s", "G", "MiB", "GiB", "minutes", "microseconds")
 """Units that stand at the end of a column's heading."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that a sentence quotes.
+    """A number that a sentence quotes."""
 
-    Attributes:
-        name: Name that templates use.
-        value: The number as text, with the digits that were printed.
-        unit: Its unit; empty for a count or a ratio.
-    """
-
-    name: str
-    value: str
-    unit: str = ""
+    name: str  # Name that templates use
+    value: str  # The number as text, with the digits that were printed
+    unit: str = ""  # Its unit; empty for a count or a ratio
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultTable:
-    """A printed table.
+    """A printed table."""
 
-    Attributes:
-        title: Its title.
-        columns: Headings of the columns.
-        names: Number of leading columns that name the row.
-        rows: Cells as printed.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    names: int
-    rows: tuple[tuple[str, ...], ...]
+    title: str  # Its title
+    columns: tuple[str, ...]  # Headings of the columns
+    names: int  # Number of leading columns that name the row
+    rows: tuple[tuple[str, ...], ...]  # Cells as printed
 
     def row_name(self, row: Sequence[str]) -> str:
         """Name of a row: its leading cells without empty ones."""
         return ", ".join(cell for cell in row[: self.names] if cell)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of one run of a command.
+    """The result of one run of a command."""
 
-    Attributes:
-        name: Name of the file.
-        command: The command as a user types it.
-        date: Day of the run, as 2026-11-27.
-        commit: Commit that ran; its first 12 digits.
-        split: Whether constants were chosen on the scored rows.
-        fitted: Constants that were chosen on them; empty if none.
-        cases: Number of scored cases.
-        figures: Single numbers.
-        tables: Printed tables.
-        sentences: Printed lines.
-        published: Scored steps for `lightning-predict accuracy`.
-    """
-
-    name: str
-    command: str
-    date: str
-    commit: str
-    split: SourceSplit
-    fitted: str = ""
-    cases: int = 0
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[ResultTable, ...] = ()
-    sentences: tuple[str, ...] = ()
-    published: tuple[PublishedCase, ...] = ()
+    name: str  # Name of the file
+    command: str  # The command as a user types it
+    date: str  # Day of the run, as 2026-11-27
+    commit: str  # Commit that ran; its first 12 digits
+    split: SourceSplit  # Whether constants were chosen on the scored rows
+    fitted: str = ""  # Constants that were chosen on them; empty if none
+    cases: int = 0  # Number of scored cases
+    figures: tuple[Figure, ...] = ()  # Single numbers
+    tables: tuple[ResultTable, ...] = ()  # Printed tables
+    sentences: tuple[str, ...] = ()  # Printed lines
+    published: tuple[PublishedCase, ...] = ()  # Scored steps for `lightning-predict accuracy`
 
     def table(self, title: str) -> ResultTable:
         """Table with this title, or the only one whose title contains it.
@@ -223,8 +190,7 @@ class ResultConsole(Console):
         )
 
 
-COUNTS: Final = ("n", "rows", "cases", "steps", "predicted", "runs")
-"""Headings of columns that count cases."""
+COUNTS: Final = ("n", "rows", "cases", "steps", "predicted", "runs")  # Headings of columns that count cases
 
 
 def counted_cases(tables: Sequence[ResultTable]) -> int:

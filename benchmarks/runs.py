@@ -18,44 +18,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from lightning_predict.reports.published_cases import SourceSplit
 
-TIMEOUT_MINUTES: Final = 25
-"""Longest time of one command."""
+TIMEOUT_MINUTES: Final = 25  # Longest time of one command
+TABLES: Final = "benchmarks.accuracy"  # Module that scores accuracy tables
 
 
-TABLES: Final = "benchmarks.accuracy"
-"""Module that scores accuracy tables."""
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A command with a result.
+    """A command with a result."""
 
-    Attributes:
-        name: Name of the result.
-        module: Module that Python runs.
-        words: What follows the module. `DATA` stands for the folder of data.
-        split: Whether constants were chosen on the scored rows.
-        fitted: Constants that were chosen on them.
-        needs: A file or folder of the data without which the command has nothing to do; empty if it needs none.
-        packages: Packages beyond the pinned ones without which it has nothing to do.
-        copies_allowed: False if a licence of the source does not allow copies of measured values.
-        is_quick: `make results` runs it: all such commands together take less than 40 minutes on two cores.
-    """
-
-    name: str
-    module: str = TABLES
-    words: tuple[str, ...] = ()
-    split: SourceSplit
-    fitted: str = ""
-    needs: str = ""
-    packages: tuple[str, ...] = ()
-    copies_allowed: bool = True
-    is_quick: bool = True
+    name: str  # Name of the result
+    module: str = TABLES  # Module that Python runs
+    words: tuple[str, ...] = ()  # What follows the module. `DATA` stands for the folder of data.
+    split: SourceSplit  # Whether constants were chosen on the scored rows
+    fitted: str = ""  # Constants that were chosen on them
+    needs: str = ""  # A file or folder of the data without which the command has nothing to do; empty if it needs none
+    packages: tuple[str, ...] = ()  # Packages beyond the pinned ones without which it has nothing to do
+    copies_allowed: bool = True  # False if a licence of the source does not allow copies of measured values
+    is_quick: bool = True  # `make results` runs it: all such commands together take less than 40 minutes on two cores
 
     @property
     def command(self) -> str:

@@ -38,8 +38,7 @@ ROOT: Final = Path(__file__).parents[1]
 KERNELS: Final = ("HASWELL", "ZEN", "SANDYBRIDGE", "PRESCOTT", "SKYLAKEX")
 """Kernels of OpenBLAS with different orders of addition; the last needs AVX-512."""
 
-FLOOR: Final = 1e-12
-"""Absolute difference that never counts: 0 is 3e-16 where a difference of equal times is taken."""
+FLOOR: Final = 1e-12  # Absolute difference that never counts: 0 is 3e-16 where a difference of equal times is taken
 
 Found = Mapping[str, list[Any]]
 

@@ -26,8 +26,7 @@ TOLERANCE: Final = 1e-2
 """Relative difference below which a value did not move: a sentinel shows the effect of a change, not its last
 digits."""
 
-FLOOR: Final = 1e-12
-"""Absolute difference below which a value did not move: 0 s against 3e-16 s."""
+FLOOR: Final = 1e-12  # Absolute difference below which a value did not move: 0 s against 3e-16 s
 
 DIGITS: Final = 4
 SHOWN: Final = 20

@@ -28,17 +28,11 @@ ROOT: Final = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Ran:
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        returncode: Its status.
-        stdout: Standard output.
-        stderr: Standard error.
-    """
-
-    returncode: int | None
-    stdout: str
-    stderr: str
+    returncode: int | None  # Its status
+    stdout: str  # Standard output
+    stderr: str  # Standard error
 
 
 class Started:

@@ -24,17 +24,9 @@ FILE = File("file", TraceFormatError)
     [
         ({"a": 1}, lambda c: c.member("b"), r"file: b is missing; expected it in every such file"),
         ({"a": {"b": "x"}}, lambda c: c.member("a").member("b").integer(), r"file: a\.b is 'x'; expected an integer"),
-        (
-            {"a": [1, True]},
-            lambda c: c.member("a").integers(),
-            r"a\[1\] is True; expected an",
-        ),
+        ({"a": [1, True]}, lambda c: c.member("a").integers(), r"a\[1\] is True; expected an"),
         ({"a": -1}, lambda c: c.member("a").integer(minimum=1), "a is -1; expected an integer of at least 1"),
-        (
-            {"a": 7},
-            lambda c: c.member("a").integer(maximum=3),
-            "a is 7; expected .* at least 0 and at most 3",
-        ),
+        ({"a": 7}, lambda c: c.member("a").integer(maximum=3), "a is 7; expected .* at least 0 and at most 3"),
         ({"a": -0.5}, lambda c: c.member("a").number(), r"a is -0\.5; expected a number of at least 0"),
         ({"a": float("inf")}, lambda c: c.member("a").any_number(), "a is inf; expected a finite number"),
         ({"a": True}, lambda c: c.member("a").any_number(), "a is True; expected a finite number"),

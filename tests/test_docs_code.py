@@ -10,9 +10,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 PAGES = (*sorted((DOCS / "howto").glob("*.md")), DOCS / "tutorial.md")
 
-NOT_RUN = {
-    "hugging-face.md": "takes the reader's own model and dataset; tests/integrations run the callback",
-}
+NOT_RUN = {"hugging-face.md": "takes the reader's own model and dataset; tests/integrations run the callback"}
 """Pages whose blocks are compiled only, and why; pytest shows the reason with `-rs`."""
 
 

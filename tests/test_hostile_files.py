@@ -27,14 +27,7 @@ from lightning_predict.observe.meters import Use
 from lightning_predict.planning.files import read_problem
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.named_models.names import parse_model_name
-from lightning_predict.record.trace import (
-    Kernel,
-    Memory,
-    Operation,
-    Parameter,
-    TensorInfo,
-    Trace,
-)
+from lightning_predict.record.trace import Kernel, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
 from lightning_predict.weights.files import read_weights, write_weights
@@ -109,17 +102,11 @@ def mutations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 @dataclass(frozen=True)
 class Reader:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        name: Of the file.
-        write: Writes a good one, with other needed files, into a folder.
-        read: Reads it.
-    """
-
-    name: str
-    write: Callable[[Path], object]
-    read: Callable[[Path], object]
+    name: str  # Of the file
+    write: Callable[[Path], object]  # Writes a good one, with other needed files, into a folder
+    read: Callable[[Path], object]  # Reads it
 
 
 def text(name: str, content: str) -> Callable[[Path], object]:

@@ -10,8 +10,7 @@ from lightning_predict.kernels import models
 from lightning_predict.kernels.operations import Array
 from tests.blas_kernels import KERNELS, Found, moved, predicted, predictions, supports
 
-LIKE_HASWELL = 1e-5
-"""Float32 rounds at 1e-7, and a step adds up thousands of kernels."""
+LIKE_HASWELL = 1e-5  # Float32 rounds at 1e-7, and a step adds up thousands of kernels
 
 NOISE = 1e-6
 FROM_NOISE = 1e-4

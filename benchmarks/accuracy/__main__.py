@@ -23,11 +23,8 @@ from benchmarks.published import describe, published_cases
 from benchmarks.result_files import ResultConsole, read_result, write_result
 from benchmarks.runs import RUNS
 
-WIDTH: Final = 180
-"""Columns of the printed tables."""
-
-OWN_GPU: Final = "own-gpu"
-"""Table with forecasts of the day, and with errors of single operations."""
+WIDTH: Final = 180  # Columns of the printed tables
+OWN_GPU: Final = "own-gpu"  # Table with forecasts of the day, and with errors of single operations
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -51,28 +51,19 @@ TABLES: Final = ("transformers", "benchmarks", "timm", "milabench", "lin", "kern
 FILE: Final = Path(lightning_predict.__file__).parent / "base" / "constants.toml"
 """Evidence for each constant, by module and name."""
 
-POINTS_TO_KEEP: Final = 0.1
-"""Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant."""
+POINTS_TO_KEEP: Final = 0.1  # Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant
 
 WIDTH: Final = 220
 
 
-@final
 @dataclass(frozen=True)
 class Constant:
-    """An empirical constant.
+    """An empirical constant."""
 
-    Attributes:
-        module: Its module below the package.
-        name: Its name.
-        neutral: Value without its effect.
-        group: Constants that are neutral together.
-    """
-
-    module: str
-    name: str
-    neutral: float
-    group: str
+    module: str  # Its module below the package
+    name: str  # Its name
+    neutral: float  # Value without its effect
+    group: str  # Constants that are neutral together
 
     @cached_property
     def value(self) -> float:
@@ -84,20 +75,13 @@ class Constant:
         return float(getattr(importlib.import_module(f"{PACKAGE}.{self.module}"), self.name))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Errors on the steps of one table.
+    """Errors on the steps of one table."""
 
-    Attributes:
-        cases: Number of steps.
-        error: Mean absolute error.
-        inside: Share of the steps within the 90 % interval.
-    """
-
-    cases: int
-    error: float
-    inside: float
+    cases: int  # Number of steps
+    error: float  # Mean absolute error
+    inside: float  # Share of the steps within the 90 % interval
 
 
 def read_constants() -> tuple[Constant, ...]:
@@ -237,10 +221,7 @@ def keeping(known: Kept, file: Path | None, measure: Callable[[], Scores]) -> Ca
 def worth(before: Mapping[str, Score], after: Mapping[str, Score]) -> float:
     """Points by which any table's mean error grows, or its coverage departs from 90 %, without a constant."""
     return max(
-        max(
-            100 * (after[table].error - old.error),
-            100 * (abs(after[table].inside - 0.9) - abs(old.inside - 0.9)),
-        )
+        max(100 * (after[table].error - old.error), 100 * (abs(after[table].inside - 0.9) - abs(old.inside - 0.9)))
         for table, old in before.items()
     )
 

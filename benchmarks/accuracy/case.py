@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 import lightning_predict as lp
 
@@ -36,18 +36,12 @@ TITLES: Final[dict[Quantity, str]] = {
 """Words for a quantity in the titles of tables. A gain is a throughput over another one."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step, and how it is recorded.
+    """A step, and how it is recorded."""
 
-    Attributes:
-        name: Identifies the recording; the name of its file in a cache.
-        record: Records it.
-    """
-
-    name: str
-    record: Callable[[], lp.Trace] = field(compare=False, repr=False)
+    name: str  # Identifies the recording; the name of its file in a cache
+    record: Callable[[], lp.Trace] = field(compare=False, repr=False)  # Records it
 
 
 def step_of_file(path: Path) -> Step:
@@ -55,50 +49,33 @@ def step_of_file(path: Path) -> Step:
     return Step(name=str(path), record=partial(lp.Trace.load, str(path)))
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A measured figure.
+    """A measured figure."""
 
-    Attributes:
-        source: Machine and software that measured it; a row of the summary.
-        model: Model, mode and precision.
-        gpu: GPU or layout, as a user names it.
-        step: The step.
-        measured: The figure: seconds, bytes, a ratio, or whether the step fitted (1 or 0).
-        quantity: What was measured.
-        count: Number of steps in the figure.
-        further: Further steps in the figure, with their numbers.
-        card: GPU with other values than the catalogue's, such as a locked clock; None for the catalogue's.
-        release: Release of torch that ran; None for the release of the recording.
-        strategy: How several GPUs share the step.
-        network_gbps: Network of a machine in Gbit/s; None for the usual one.
-        kernels: Kernels that the source says ran, such as `compile` or `transformer_engine`. A step with kernels that
-            `lp.predict` has no word for is predicted as recorded.
-        rates: FLOP/s by dtype that the machine sustains in large products, if its owners measured it.
-        change: Name of the change whose gain was measured, as `lp.advise` names it.
-        includes: What the figure holds beyond the step, such as a data loader; empty if nothing.
-        said: What other tools said of the figure, by their name, as published beside it.
-        chosen_on: Whether a constant of the package was chosen on this case, in a source that is held out otherwise.
-    """
-
-    source: str
-    model: str
-    gpu: str
-    step: Step
-    measured: float
-    quantity: Quantity = "time"
-    count: float = 1
-    further: tuple[tuple[Step, float], ...] = ()
+    source: str  # Machine and software that measured it; a row of the summary
+    model: str  # Model, mode and precision
+    gpu: str  # GPU or layout, as a user names it
+    step: Step  # The step
+    measured: float  # The figure: seconds, bytes, a ratio, or whether the step fitted (1 or 0)
+    quantity: Quantity = "time"  # What was measured
+    count: float = 1  # Number of steps in the figure
+    further: tuple[tuple[Step, float], ...] = ()  # Further steps in the figure, with their numbers
+    # GPU with other values than the catalogue's, such as a locked clock; None for the catalogue's
     card: lp.Gpu | None = None
-    release: str | None = None
-    strategy: str = "ddp"
-    network_gbps: float | None = None
+    release: str | None = None  # Release of torch that ran; None for the release of the recording
+    strategy: str = "ddp"  # How several GPUs share the step
+    network_gbps: float | None = None  # Network of a machine in Gbit/s; None for the usual one
+    # Kernels that the source says ran, such as `compile` or `transformer_engine`. A step with kernels that `lp.predict`
+    # has no word for is predicted as recorded.
     kernels: tuple[str, ...] = ()
+    # FLOP/s by dtype that the machine sustains in large products, if its owners measured it
     rates: tuple[tuple[str, float], ...] = ()
-    change: str | None = None
-    includes: str = ""
+    change: str | None = None  # Name of the change whose gain was measured, as `lp.advise` names it
+    includes: str = ""  # What the figure holds beyond the step, such as a data loader; empty if nothing
+    # What other tools said of the figure, by their name, as published beside it
     said: Mapping[str, float] = field(default_factory=dict)
+    # Whether a constant of the package was chosen on this case, in a source that is held out otherwise
     chosen_on: bool = False
 
     @property
@@ -138,5 +115,4 @@ def machines(gpu: str, count: int, per_machine: int = 8) -> str:
     return gpu if count == 1 else f"{each}x{gpu}" if nodes == 1 else f"{nodes}x{each}x{gpu}"
 
 
-Reader = Callable[[Path], Iterable[Case]]
-"""Reads a table's cases from a folder of data."""
+Reader = Callable[[Path], Iterable[Case]]  # Reads a table's cases from a folder of data

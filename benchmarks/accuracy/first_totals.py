@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -39,7 +39,6 @@ EPOCHS: Final = 4
 BATCH: Final = 16
 
 
-@final
 class Waits:
     """Clock of processor time and waits. A wait is counted, or slept if `is_wall`."""
 
@@ -59,7 +58,6 @@ class Waits:
         return time.process_time() + cls.waited
 
 
-@final
 class Samples(IterableDataset[tuple[Tensor, Tensor]]):
     """Random samples of one shape, behind a disk that may be slow.
 
@@ -113,28 +111,17 @@ class Slow(Callback):
         Waits.wait(self.end)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """An ordinary script.
+    """An ordinary script."""
 
-    Attributes:
-        network: Makes the network.
-        training: Samples to train on.
-        validation: Samples of a validation; None without validation.
-        options: Options of the Trainer.
-        callbacks: Makes further callbacks from a folder.
-        logs: Whether a CSV file is logged.
-        after: Number of epochs after which the run is predicted again.
-    """
-
-    network: Callable[[], nn.Module] = lambda: perceptron(512)
-    training: Callable[[], Samples] = lambda: Samples(60)
-    validation: Callable[[], Samples] | None = lambda: Samples(15)
-    options: dict[str, Any] = field(default_factory=dict)
-    callbacks: Callable[[str], list[Callback]] = lambda _: []
-    logs: bool = False
-    after: int = 1
+    network: Callable[[], nn.Module] = lambda: perceptron(512)  # Makes the network
+    training: Callable[[], Samples] = lambda: Samples(60)  # Samples to train on
+    validation: Callable[[], Samples] | None = lambda: Samples(15)  # Samples of a validation; None without validation
+    options: dict[str, Any] = field(default_factory=dict)  # Options of the Trainer
+    callbacks: Callable[[str], list[Callback]] = lambda _: []  # Makes further callbacks from a folder
+    logs: bool = False  # Whether a CSV file is logged
+    after: int = 1  # Number of epochs after which the run is predicted again
 
 
 SCRIPTS: Final[dict[str, Script]] = {
@@ -175,7 +162,6 @@ SCRIPTS: Final[dict[str, Script]] = {
 }
 
 
-@final
 class Probe(Callback):
     """Notes the first total of each GPU, and the expected total from the prediction after some epochs."""
 

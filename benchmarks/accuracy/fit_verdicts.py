@@ -28,28 +28,19 @@ from benchmarks.training.report import report_table
 
 NAME: Final = "fit-verdicts"
 
-CARDS: Final = tuple(percent / 100 for percent in range(80, 135, 5))
-"""Sizes of GPUs, relative to the predicted memory."""
-
-DEGREES: Final = 3
-"""Degrees of freedom of Student's t distribution."""
+CARDS: Final = tuple(percent / 100 for percent in range(80, 135, 5))  # Sizes of GPUs, relative to the predicted memory
+DEGREES: Final = 3  # Degrees of freedom of Student's t distribution
 
 MOSTLY_CONTEXT: Final = 1.5
 """Width of the interval of a process from which most of it is the CUDA context's: such steps say little of tensors."""
 
-FOUR_BITS: Final = ("nf4", "adapters-rtx-4080")
-"""Words of models, and tables, of weights in 4 bits."""
+FOUR_BITS: Final = ("nf4", "adapters-rtx-4080")  # Words of models, and tables, of weights in 4 bits
 
 QUANTITIES: Final = ("allocated memory", "reserved memory", "memory of the process")
 
-Ends = tuple[float, float]
-"""Both ends of a 90 % interval of measured over predicted memory."""
-
-Source = tuple[str, str]
-"""Whether the steps are `recorded` or `derived`, and the table."""
-
-Judged = Sequence[tuple[float, bool]]
-"""Predicted probability that a run fits, and whether it fits."""
+Ends = tuple[float, float]  # Both ends of a 90 % interval of measured over predicted memory
+Source = tuple[str, str]  # Whether the steps are `recorded` or `derived`, and the table
+Judged = Sequence[tuple[float, bool]]  # Predicted probability that a run fits, and whether it fits
 
 
 def ratios_of(folder: Path) -> Mapping[Source, Sequence[float]]:

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Answer = dict[str, Any]
-"""Bytes of memory and seconds of a step, as far as the tool says them; or why it refuses."""
+Answer = dict[str, Any]  # Bytes of memory and seconds of a step, as far as the tool says them; or why it refuses
 
 
 def fitcheck(run: dict[str, Any]) -> Answer:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -38,7 +38,6 @@ OURS: Final = "lightning-predict"
 SHIPPED: Final = "record/named_models/models.json"
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A measured run, LoRA or QLoRA with checkpointed blocks, as a peer is told of it."""

@@ -32,8 +32,7 @@ from lightning_predict.cli import main as command_line
 
 FOLDER: Final = Path(__file__).parents[1] / "measured" / "CPU-one-thread"
 NETWORKS: Final = {"alexnet": "AlexNet", "googlenet": "GoogLeNet", "resnet50": "ResNet-50"}
-CPU_GFLOPS: Final = "100"
-"""Computing power of the CPU, the same in all runs."""
+CPU_GFLOPS: Final = "100"  # Computing power of the CPU, the same in all runs
 
 FEWEST_GPUS: Final = 4
 WIDTH: Final = 150

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -38,14 +38,10 @@ from benchmarks.training.report import report_table
 from lightning_predict.callbacks import RuntimePredictor
 
 CAPTURE: Final = 0
-MOMENTS: Final = (CAPTURE, 20, 50, 100)
-"""Steps after which the prediction that stands is compared; 0 is the capture."""
-
-THREADS: Final = 1
-"""Of torch, so that worker processes have a core of their own on a machine of two."""
+MOMENTS: Final = (CAPTURE, 20, 50, 100)  # Steps after which the prediction that stands is compared; 0 is the capture
+THREADS: Final = 1  # Of torch, so that worker processes have a core of their own on a machine of two
 
 
-@final
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Samples of one shape, each made with the given amount of CPU work.
 
@@ -68,7 +64,6 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return torch.randn(self.shape, generator=generator), torch.tensor(index % 10)
 
 
-@final
 class Classifier(LightningModule):
     """A network with the usual loss, metrics and optimizer."""
 
@@ -93,7 +88,6 @@ class Classifier(LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-@final
 class Recurrent(nn.Module):
     """An LSTM and a classifier of its last state."""
 
@@ -123,28 +117,17 @@ def perceptron(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of run.
+    """A kind of run."""
 
-    Attributes:
-        network: Makes the network.
-        training: Samples to train on.
-        validation: Samples to validate on.
-        batch_size: Batch size of both loaders.
-        workers: Workers of both loaders.
-        options: Options of the Trainer.
-        saves: A checkpoint is written every epoch, and a CSV file.
-    """
-
-    network: Callable[[], nn.Module]
-    training: Rows
-    validation: Rows | None
-    batch_size: int = 32
-    workers: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    saves: bool = False
+    network: Callable[[], nn.Module]  # Makes the network
+    training: Rows  # Samples to train on
+    validation: Rows | None  # Samples to validate on
+    batch_size: int = 32  # Batch size of both loaders
+    workers: int = 0  # Workers of both loaders
+    options: dict[str, Any] = field(default_factory=dict)  # Options of the Trainer
+    saves: bool = False  # A checkpoint is written every epoch, and a CSV file
 
 
 IMAGE: Final = (3, 32, 32)
@@ -198,7 +181,6 @@ KINDS: Final[dict[str, Kind]] = {
 }
 
 
-@final
 class Probe(Callback):
     """Notes when each step ended and, there, when the run is predicted to end.
 
@@ -233,7 +215,6 @@ def errors(kind: Kind) -> tuple[float, dict[int, tuple[float, bool]]]:
 
     ended: list[float] = []
 
-    @final
     class End(Callback):
         def on_train_end(self, *_: Any) -> None:
             ended.append(time.perf_counter())

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -35,24 +35,16 @@ ALLOW: Final = ("numerics", "digits", "memory", "samples")
 SIMULATED_WITHIN: Final = 1.3
 """Half width, as a factor, of the interval of a simulated gain, which advice shows without one."""
 
-Bounds = tuple[float, float, float]
-"""Low end of the 90 % interval, middle, high end."""
+Bounds = tuple[float, float, float]  # Low end of the 90 % interval, middle, high end
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A case with its prediction.
+    """A case with its prediction."""
 
-    Attributes:
-        case: The case.
-        predicted: Low end of the 90 % interval, middle and high end.
-        description: What `describe` says of the recording.
-    """
-
-    case: Case
-    predicted: Bounds
-    description: Any = None
+    case: Case  # The case
+    predicted: Bounds  # Low end of the 90 % interval, middle and high end
+    description: Any = None  # What `describe` says of the recording
 
     @property
     def error(self) -> float:
@@ -70,7 +62,6 @@ class Scored:
         return self.predicted[2] / self.predicted[0] if self.predicted[0] > 0 else math.inf
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Unscored:
     """A case without a prediction, and why."""
@@ -228,8 +219,7 @@ def _time(one: lp.Prediction) -> Bounds:
 
 # --- Tables
 
-MOST_MODELS: Final = 30
-"""Models beyond which comparisons of GPUs are not listed by model."""
+MOST_MODELS: Final = 30  # Models beyond which comparisons of GPUs are not listed by model
 
 HEADINGS: Final = ("n", "median %", "mean %", "bias %", "inside %", "width")
 

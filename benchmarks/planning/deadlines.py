@@ -13,11 +13,8 @@ from typing import Final
 
 from lightning_predict.planning.problem import Configuration, Job
 
-SLACK: Final = (1.5, 4.0)
-"""Time from release to deadline, over the time on the fastest configuration."""
-
-WEIGHTS: Final = (1.0, 5.0)
-"""Dollars for an hour after the deadline."""
+SLACK: Final = (1.5, 4.0)  # Time from release to deadline, over the time on the fastest configuration
+WEIGHTS: Final = (1.0, 5.0)  # Dollars for an hour after the deadline
 
 
 def due_job(

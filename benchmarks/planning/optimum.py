@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -30,17 +30,13 @@ from lightning_predict.planning.policies import POLICIES, cheapest_plan
 from lightning_predict.planning.problem import Configuration, Job, Limits, PlanningProblem
 from lightning_predict.planning.queues import QUEUE_RULES
 
-JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)
-"""Numbers of jobs of the problems, one after another."""
+JOBS: Final = (2, 3, 4, 5, 6, 8, 12, 20)  # Numbers of jobs of the problems, one after another
 
 FIRST_SEED: Final = 100
 """Seed of the first problem. The temperatures of simulated annealing were chosen on problems of lower seeds."""
 
-MOST_AT_ONCE: Final = 6
-"""Most jobs of a problem whose jobs are all submitted at the start."""
-
-USD_UNITS: Final = 10_000_000
-"""CP-SAT counts in integers: ten-millionths of a dollar."""
+MOST_AT_ONCE: Final = 6  # Most jobs of a problem whose jobs are all submitted at the start
+USD_UNITS: Final = 10_000_000  # CP-SAT counts in integers: ten-millionths of a dollar
 
 RULE_NAMES: Final = tuple(name for name, rule in POLICIES.items() if rule in QUEUE_RULES)
 
@@ -49,28 +45,17 @@ HOUR: Final = 3600
 WIDTH: Final = 120
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Costs of one problem in dollars.
+    """Costs of one problem in dollars."""
 
-    Attributes:
-        jobs: Number of jobs.
-        is_at_once: Whether all jobs are submitted at the start.
-        plan_usd: Cost of the recommended plan.
-        rule_usd: Cost of the cheapest queue rule.
-        found_usd: Cost of the best plan that either found.
-        bound_usd: Lower bound: CP-SAT's bound, or the cost of all jobs without idle GPUs.
-        seconds: Time that the planner took.
-    """
-
-    jobs: int
-    is_at_once: bool
-    plan_usd: float
-    rule_usd: float
-    found_usd: float
-    bound_usd: float
-    seconds: float
+    jobs: int  # Number of jobs
+    is_at_once: bool  # Whether all jobs are submitted at the start
+    plan_usd: float  # Cost of the recommended plan
+    rule_usd: float  # Cost of the cheapest queue rule
+    found_usd: float  # Cost of the best plan that either found
+    bound_usd: float  # Lower bound: CP-SAT's bound, or the cost of all jobs without idle GPUs.
+    seconds: float  # Time that the planner took
 
     @property
     def is_proven(self) -> bool:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -31,46 +31,31 @@ from lightning_predict.planning.local_search import changed_plans
 from lightning_predict.planning.policies import PREDICTED_TIMES, cheapest_plan
 from lightning_predict.planning.problem import Configuration, Limits, Plan, PlanningProblem, PlanOutlook
 
-JOBS: Final = (2, 3, 4, 5, 6, 8)
-"""Numbers of jobs of the problems, one after another."""
-
-ERROR: Final = 0.3
-"""Half width of the 90 % interval of each job's times, as a share of the predicted time."""
-
-PROBABILITY: Final = 0.9
-"""Requested probability of each deadline."""
+JOBS: Final = (2, 3, 4, 5, 6, 8)  # Numbers of jobs of the problems, one after another
+ERROR: Final = 0.3  # Half width of the 90 % interval of each job's times, as a share of the predicted time
+PROBABILITY: Final = 0.9  # Requested probability of each deadline
 
 CHEAP_USD_PER_HOUR: Final = 0.01
 """Cost of lateness of each job, so small that a plan keeps a deadline only because of the requested probability."""
 
-CHEAPER: Final = 0.999
-"""A plan is cheaper if its expected cost is below this share of the other plan's."""
+CHEAPER: Final = 0.999  # A plan is cheaper if its expected cost is below this share of the other plan's
 
 FRESH: Final = " (fresh draws)"
 
 WIDTH: Final = 120
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """Results of one problem, with fresh draws.
+    """Results of one problem, with fresh draws."""
 
-    Attributes:
-        plan_usd: Expected cost of the plan without a required probability.
-        rule_usd: Expected cost of each queue rule, by name.
-        in_time: Probability of each deadline.
-        asked: The plan's own probability of each deadline.
-        cheaper: Own probability of each deadline in the next cheaper plan; None if no plan is cheaper.
-        falls_short: Whether the next cheaper plan misses the requested probabilities by more than the plan.
-    """
-
-    plan_usd: float
-    rule_usd: Mapping[str, float]
-    in_time: Mapping[str, float]
-    asked: Mapping[str, float]
+    plan_usd: float  # Expected cost of the plan without a required probability
+    rule_usd: Mapping[str, float]  # Expected cost of each queue rule, by name
+    in_time: Mapping[str, float]  # Probability of each deadline
+    asked: Mapping[str, float]  # The plan's own probability of each deadline
+    # Own probability of each deadline in the next cheaper plan; None if no plan is cheaper
     cheaper: Mapping[str, float] | None = None
-    falls_short: bool = False
+    falls_short: bool = False  # Whether the next cheaper plan misses the requested probabilities by more than the plan
 
     @property
     def promised(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +27,6 @@ GAP_SECONDS: Final = 300.0
 ERROR: Final = 0.1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PlayedPrototype:
     """Expected and actual outcome."""

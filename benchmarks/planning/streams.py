@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -49,48 +49,29 @@ _JOB: Final = re.compile(r"(?P<model>.+?)(?: \(batch size (?P<batch>\d+)\))?")
 COLUMNS: Final = ("job", "command", "folder", "argument", "flag", "steps", "num_gpus", "priority", "slo", "release")
 """What lines of a stream hold, with tabs between them."""
 
-Rates = Mapping[tuple[str, str, str, int], float]
-"""Steps per second by model, batch size, GPU and number of GPUs."""
+Rates = Mapping[tuple[str, str, str, int], float]  # Steps per second by model, batch size, GPU and number of GPUs
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedJob:
-    """A line of a stream.
+    """A line of a stream."""
 
-    Attributes:
-        name: Its number and what it trains.
-        model: Workload.
-        batch: Samples of a step, as the table writes them.
-        steps: How many.
-        num_gpus: On how many GPUs.
-        release_seconds: When it was submitted.
-    """
-
-    name: str
-    model: str
-    batch: str
-    steps: int
-    num_gpus: int
-    release_seconds: float
+    name: str  # Its number and what it trains
+    model: str  # Workload
+    batch: str  # Samples of a step, as the table writes them
+    steps: int  # How many
+    num_gpus: int  # On how many GPUs
+    release_seconds: float  # When it was submitted
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Jobs that came one after another, and how fast they are.
+    """Jobs that came one after another, and how fast they are."""
 
-    Attributes:
-        jobs: Those whose model the table has.
-        left_out: Number of jobs whose model the table lacks.
-        predicted: Predicted times.
-        real: Actual times.
-    """
-
-    jobs: tuple[StreamedJob, ...]
-    left_out: int
-    predicted: Rates
-    real: Rates
+    jobs: tuple[StreamedJob, ...]  # Those whose model the table has
+    left_out: int  # Number of jobs whose model the table lacks
+    predicted: Rates  # Predicted times
+    real: Rates  # Actual times
 
     @property
     def mean_gap_seconds(self) -> float:

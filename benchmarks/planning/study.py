@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -46,13 +46,7 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
 from lightning_predict.planning.objective import least_usd
 from lightning_predict.planning.policies import policy
-from lightning_predict.planning.problem import (
-    RESTART_SECONDS,
-    Configuration,
-    Limits,
-    MachineType,
-    PlanningProblem,
-)
+from lightning_predict.planning.problem import RESTART_SECONDS, Configuration, Limits, MachineType, PlanningProblem
 from lightning_predict.planning.queues import QUEUE_RULES
 from lightning_predict.planning.replay import PREDICTION_DEVIATIONS
 from lightning_predict.planning.simulator import ActualSeconds, simulate
@@ -65,8 +59,7 @@ SETTINGS: Final = ("published", "clouds", "stream")
 
 _BYTES_PER_PARAMETER: Final = 4
 _FLOPS_PER_MULTIPLY_ADD: Final = 2
-_PASSES: Final = 3
-"""A training step costs three forward passes: one forward, and twice as much backward."""
+_PASSES: Final = 3  # A training step costs three forward passes: one forward, and twice as much backward
 
 
 @cache
@@ -298,22 +291,14 @@ def cloud_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSecond
     }
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """The numbers that make a random instance of a study.
+    """The numbers that make a random instance of a study."""
 
-    Attributes:
-        nodes: Machines at one time.
-        mean_gap_seconds: Mean time between two arrivals.
-        restart_seconds: Time that a job loses when it moves or goes on after a pause.
-        seed: Of the random numbers.
-    """
-
-    nodes: int
-    mean_gap_seconds: float
-    restart_seconds: float
-    seed: int
+    nodes: int  # Machines at one time
+    mean_gap_seconds: float  # Mean time between two arrivals
+    restart_seconds: float  # Time that a job loses when it moves or goes on after a pause
+    seed: int  # Of the random numbers
 
     @property
     def setting(self) -> tuple[int, float, float]:
@@ -321,34 +306,23 @@ class Instance:
         return self.nodes, self.mean_gap_seconds, self.restart_seconds
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The problems and policies that a study compares.
+    """The problems and policies that a study compares."""
 
-    Attributes:
-        setting: `published`, `clouds` or `stream`.
-        nodes: Numbers of nodes; an instance has ten jobs per node.
-        mean_gap_seconds: Mean times between two arrivals.
-        restart_seconds: Times that a job loses when it moves or goes on after a pause.
-        seeds: One instance of each; without 0 and 1, on which constants of the planner were chosen.
-        error: Half width of the interval of the published times: 0.1 is ±10 %.
-        policies: Names of `policies.py`.
-        interruptions_per_hour: Of spot machines, which clouds then offer, too: an assumption; None leaves them out.
-        checkpoint_seconds: Work between two checkpoints of a job; only with spot machines.
-        stream: Jobs of the setting `stream`.
-    """
-
-    setting: str = "published"
-    nodes: tuple[int, ...] = (10,)
-    mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)
+    setting: str = "published"  # `published`, `clouds` or `stream`
+    nodes: tuple[int, ...] = (10,)  # Numbers of nodes; an instance has ten jobs per node
+    mean_gap_seconds: tuple[float, ...] = (30.0, 45.0)  # Mean times between two arrivals
+    # Times that a job loses when it moves or goes on after a pause
     restart_seconds: tuple[float, ...] = (RESTART_SECONDS,)
+    # One instance of each; without 0 and 1, on which constants of the planner were chosen
     seeds: tuple[int, ...] = (2, 3, 4, 5, 6)
-    error: float = 0.1
-    policies: tuple[str, ...] = ("edf", "edf-shared", "milp")
+    error: float = 0.1  # Half width of the interval of the published times: 0.1 is ±10 %
+    policies: tuple[str, ...] = ("edf", "edf-shared", "milp")  # Names of `policies.py`
+    # Of spot machines, which clouds then offer, too: an assumption; None leaves them out
     interruptions_per_hour: float | None = None
-    checkpoint_seconds: float | None = None
-    stream: Stream | None = None
+    checkpoint_seconds: float | None = None  # Work between two checkpoints of a job; only with spot machines
+    stream: Stream | None = None  # Jobs of the setting `stream`
 
     @property
     def runs(self) -> list[tuple[Instance, str]]:
@@ -364,32 +338,19 @@ class Study:
         ]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """One policy on one instance.
+    """One policy on one instance."""
 
-    Attributes:
-        instance: The planned problem.
-        policy: Its name.
-        predicted_usd: Machines and tardiness, had all times been as predicted.
-        least_usd: No plan costs less than this, with the real times (see `least_usd`).
-        machine_usd: Machines, with the real times.
-        tardiness_usd: Tardiness, with the real times.
-        late_jobs: Jobs that ended after their deadline.
-        decisions: How many.
-        longest_decision_seconds: The slowest; the only figure that depends on the computer.
-    """
-
-    instance: Instance
-    policy: str
-    predicted_usd: float
-    least_usd: float
-    machine_usd: float
-    tardiness_usd: float
-    late_jobs: int
-    decisions: int
-    longest_decision_seconds: float
+    instance: Instance  # The planned problem
+    policy: str  # Its name
+    predicted_usd: float  # Machines and tardiness, had all times been as predicted
+    least_usd: float  # No plan costs less than this, with the real times (see `least_usd`)
+    machine_usd: float  # Machines, with the real times
+    tardiness_usd: float  # Tardiness, with the real times
+    late_jobs: int  # Jobs that ended after their deadline
+    decisions: int  # How many
+    longest_decision_seconds: float  # The slowest; the only figure that depends on the computer
 
     @property
     def total_usd(self) -> float:
@@ -402,55 +363,33 @@ class StudyRun:
         return self.total_usd / self.predicted_usd - 1
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The share of the cost that is saved against the best queue rule of the same seed, over the seeds.
+    """The share of the cost that is saved against the best queue rule of the same seed, over the seeds."""
 
-    Attributes:
-        low: Of the worst seed. From it to the best seed is a confidence interval of the median, for any
-            distribution: of n seeds, all lie on one side of it with a chance of 2^(1-n), 6 % of five.
-        median: Half of the seeds save more.
-        high: Of the best seed.
-        possible: Median of the saving of a plan at `least_usd`.
-        share: Median of the saving over the possible saving.
-    """
-
+    # Of the worst seed. From it to the best seed is a confidence interval of the median, for any distribution: of n
+    # seeds, all lie on one side of it with a chance of 2^(1-n), 6 % of five.
     low: float
-    median: float
-    high: float
-    possible: float
-    share: float
+    median: float  # Half of the seeds save more
+    high: float  # Of the best seed
+    possible: float  # Median of the saving of a plan at `least_usd`
+    share: float  # Median of the saving over the possible saving
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One policy in one setting, over the seeds.
+    """One policy in one setting, over the seeds."""
 
-    Attributes:
-        nodes: Of the setting.
-        mean_gap_seconds: Of the setting.
-        restart_seconds: Of the setting.
-        policy: Its name.
-        machine_usd: Median over the seeds.
-        tardiness_usd: Median over the seeds.
-        total_usd: Median over the seeds.
-        saved: Against queue rules; None if the study has none.
-        deviation: Median over the seeds of how far real cost is from predicted cost, without sign.
-        longest_decision_seconds: Over all seeds.
-    """
-
-    nodes: int
-    mean_gap_seconds: float
-    restart_seconds: float
-    policy: str
-    machine_usd: float
-    tardiness_usd: float
-    total_usd: float
-    saved: Saving | None
-    deviation: float
-    longest_decision_seconds: float
+    nodes: int  # Of the setting
+    mean_gap_seconds: float  # Of the setting
+    restart_seconds: float  # Of the setting
+    policy: str  # Its name
+    machine_usd: float  # Median over the seeds
+    tardiness_usd: float  # Median over the seeds
+    total_usd: float  # Median over the seeds
+    saved: Saving | None  # Against queue rules; None if the study has none
+    deviation: float  # Median over the seeds of how far real cost is from predicted cost, without sign
+    longest_decision_seconds: float  # Over all seeds
 
 
 def read_study(path: Path, *, streams: Path | None = None) -> Study:

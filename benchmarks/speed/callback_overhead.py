@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +49,6 @@ CASES: dict[str, Callable[[], list[Callback]]] = {
 }
 
 
-@final
 class Network(LightningModule):
     """Two linear layers."""
 
@@ -68,18 +67,13 @@ class Network(LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-@final
 @dataclass(slots=True)
 class Clocks:
-    """Times of one run.
+    """Times of one run."""
 
-    Attributes:
-        starts: Wall and processor seconds at the beginning of each batch.
-        hook_seconds: Processor seconds in hooks of the callbacks, by step.
-    """
-
+    # Wall and processor seconds at the beginning of each batch
     starts: list[tuple[float, float]] = field(default_factory=list)
-    hook_seconds: dict[int, float] = field(default_factory=dict)
+    hook_seconds: dict[int, float] = field(default_factory=dict)  # Processor seconds in hooks of the callbacks, by step
 
     def steps(self, clock: int) -> list[float]:
         """Seconds of each step."""
@@ -92,7 +86,6 @@ class Clocks:
         return [one / other for one, other in zip(sums[::2], sums[1::2], strict=False)]
 
 
-@final
 class Switch(Callback):
     """Notes when batches begin, and takes the other callbacks out and puts them back."""
 

@@ -35,14 +35,12 @@ from benchmarks.result_files import Figure, ResultConsole, write_run
 from lightning_predict.base.errors import CaptureError
 from lightning_predict.callbacks import RuntimePredictor
 
-LAYERS: Final = (20, 80)
-"""Of two steps, whose difference comes from their operations."""
+LAYERS: Final = (20, 80)  # Of two steps, whose difference comes from their operations
 
 WIDTH, REPEATS = 16, 15
 LARGE_OPERATIONS = 300_000
 DEEP_LAYERS, DEEP_REPEATS = 1_500, 1
-ACCUMULATED: Final = (1, 64)
-"""Batches of a window."""
+ACCUMULATED: Final = (1, 64)  # Batches of a window
 
 
 class Bare(TorchDispatchMode):

@@ -49,11 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(score_table(scores) if scores else NO_SCORES)
             return 0
         scores = evaluate(
-            options.tables,
-            weights=options.weights,
-            seed=options.seed,
-            baselines=options.baselines,
-            console=progress,
+            options.tables, weights=options.weights, seed=options.seed, baselines=options.baselines, console=progress
         )
         proxies = evaluate_proxies(options.tables, weights=options.weights)
         print_operators(scores, manifest_of(options.weights), proxies, console)

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,18 +52,12 @@ SAME_COUNT_WEIGHT: Final = 6.0
 SAME_GPU_WEIGHT: Final = 6.0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CurveScore:
-    """Errors on sizes that were left out, messages of at least 1 MB.
+    """Errors on sizes that were left out, messages of at least 1 MB."""
 
-    Attributes:
-        errors: |predicted / measured - 1| by GPU.
-        half_width_90: 90 % quantile of |log(predicted / measured)|, all sizes.
-    """
-
-    errors: Mapping[str, FloatArray]
-    half_width_90: float
+    errors: Mapping[str, FloatArray]  # |predicted / measured - 1| by GPU
+    half_width_90: float  # 90 % quantile of |log(predicted / measured)|, all sizes
 
     @property
     def mean_error(self) -> float | None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,6 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) ->
     optimizer.step()
 
 
-@final
 class CallTimer(TorchDispatchMode):
     """Measures the CPU time of each call. Enter it before the recorder, which then runs outside the times."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 
@@ -19,22 +18,14 @@ from lightning_predict.kernels.operations import NetworkSpec, ShapeBatch, shape_
 from lightning_predict.own_weights.training.networks import DoublingPairs, Side
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRange:
-    """Random shapes of one operation: whole numbers, even in the logarithm.
+    """Random shapes of one operation: whole numbers, even in the logarithm."""
 
-    Attributes:
-        operation: The operation.
-        dtype: Its dtype.
-        sides: Word -> smallest and largest value; these may be doubled.
-        fixed: Word -> values to choose from; these are not doubled.
-    """
-
-    operation: str
-    dtype: str
-    sides: Mapping[str, tuple[float, float]]
-    fixed: Mapping[str, tuple[float, ...]]
+    operation: str  # The operation
+    dtype: str  # Its dtype
+    sides: Mapping[str, tuple[float, float]]  # Word -> smallest and largest value; these may be doubled
+    fixed: Mapping[str, tuple[float, ...]]  # Word -> values to choose from; these are not doubled
 
 
 def doubling_pairs(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -27,12 +27,7 @@ from benchmarks.training.recipes import Recipe
 from lightning_predict.base.errors import MeasurementTableError
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.operations import Array, NetworkSpec, shape_batch
-from lightning_predict.own_weights.training.networks import (
-    TrainingPlan,
-    TrainingRows,
-    collect_rows,
-    train_network,
-)
+from lightning_predict.own_weights.training.networks import TrainingPlan, TrainingRows, collect_rows, train_network
 from lightning_predict.own_weights.training.tables import Group, shape_shares, split_rows
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.weights.records import CROSS_GPU, NetworkWeights
@@ -40,8 +35,7 @@ from lightning_predict.weights.records import CROSS_GPU, NetworkWeights
 UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
 
-FEWEST_GROUP_ROWS: Final = 5
-"""Calibration rows of an operation on a GPU below which they are left out."""
+FEWEST_GROUP_ROWS: Final = 5  # Calibration rows of an operation on a GPU below which they are left out
 
 
 def interval_of(
@@ -98,28 +92,17 @@ def _half_width(errors: Sequence[Array]) -> float:
     return weighted_quantile(joined, np.concatenate([np.full(len(part), 1 / max(len(part), 1)) for part in errors]))
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenError:
-    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU or a similar GPU.
+    """Errors on held-out rows of one (operation, dtype, GPU) by a base that never saw the GPU or a similar GPU."""
 
-    Attributes:
-        operation: Operation.
-        dtype: dtype.
-        gpu: GPU.
-        rows: Held-out rows.
-        median: Median of |predicted / measured - 1|.
-        mean: Its mean.
-        coverage: Share of the rows inside the base's interval.
-    """
-
-    operation: str
-    dtype: str
-    gpu: str
-    rows: int
-    median: float
-    mean: float
-    coverage: float
+    operation: str  # Operation
+    dtype: str  # dtype
+    gpu: str  # GPU
+    rows: int  # Held-out rows
+    median: float  # Median of |predicted / measured - 1|
+    mean: float  # Its mean
+    coverage: float  # Share of the rows inside the base's interval
 
 
 def unseen_errors(
@@ -162,52 +145,30 @@ def seen_by_base(family: NetworkSpec, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]
     return {name: family.unmeasured(gpu) for name, gpu in gpus.items()}
 
 
-FEWEST_ROWS: Final = 300
-"""Rows below which a family is not trained."""
-
-SHORTEST_DTYPE: Final = "float32"
-"""dtype of the sources whose short rows show the launch."""
-
-DOUBLING_PAIRS: Final = 20_000
-"""Pairs of a shape and its double, drawn for each training."""
+FEWEST_ROWS: Final = 300  # Rows below which a family is not trained
+SHORTEST_DTYPE: Final = "float32"  # dtype of the sources whose short rows show the launch
+DOUBLING_PAIRS: Final = 20_000  # Pairs of a shape and its double, drawn for each training
 
 
-@final
 @dataclass(frozen=True)
 class FamilyResult:
-    """Trained networks of one family.
+    """Trained networks of one family."""
 
-    Attributes:
-        base: Serves GPUs without own weights.
-        own: Own networks by GPU name.
-        rows: Rows that each file's network was fitted to, by GPU name; the base's under `CROSS_GPU`.
-        unseen: Errors of bases on GPUs that they never saw.
-    """
-
-    base: NetworkWeights
-    own: Mapping[str, NetworkWeights]
-    rows: Mapping[str, int]
-    unseen: tuple[UnseenError, ...]
+    base: NetworkWeights  # Serves GPUs without own weights
+    own: Mapping[str, NetworkWeights]  # Own networks by GPU name
+    rows: Mapping[str, int]  # Rows that each file's network was fitted to, by GPU name; the base's under `CROSS_GPU`
+    unseen: tuple[UnseenError, ...]  # Errors of bases on GPUs that they never saw
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One network to be trained; families that share a base have equal trainings for it.
+    """One network to be trained; families that share a base have equal trainings for it."""
 
-    Attributes:
-        families: Whose rows are fitted.
-        plan: How long.
-        left_out: GPUs that a base does not see.
-        own: The GPU that a base is tuned to; None for a base.
-        by_data_sheet: Of networks that will know the GPU by its measurements, or start those that do; the others see
-            GPUs as a base does.
-    """
-
-    families: frozenset[str]
-    plan: TrainingPlan
-    left_out: tuple[str, ...] = ()
-    own: str | None = None
+    families: frozenset[str]  # Whose rows are fitted
+    plan: TrainingPlan  # How long
+    left_out: tuple[str, ...] = ()  # GPUs that a base does not see
+    own: str | None = None  # The GPU that a base is tuned to; None for a base
+    # Of networks that will know the GPU by its measurements, or start those that do; the others see GPUs as a base does
     by_data_sheet: bool = False
 
     @property

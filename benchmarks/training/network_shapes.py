@@ -29,19 +29,16 @@ from lightning_predict.kernels.translation import work_items
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS
 from lightning_predict.record.named_models.names import shipped_models
 
-PER_OPERATION: Final = 60
-"""Most shapes of one operation; operations of most networks have four times as many."""
+PER_OPERATION: Final = 60  # Most shapes of one operation; operations of most networks have four times as many
 
 MATRIX_TIMES: Final = 4
 MATRICES: Final = ("linear", "bmm", "conv2d", "attention")
 
-GPU: Final = "H100-SXM-80GB"
-"""GPU whose predicted times weight the shapes."""
+GPU: Final = "H100-SXM-80GB"  # GPU whose predicted times weight the shapes
 
 IMAGE_MODELS: Final = 80
 TEXT_MODELS: Final = 60
-NOISE_MODELS: Final = 6
-"""Numbers of models of timm, one of a family, of transformers and of diffusers."""
+NOISE_MODELS: Final = 6  # Numbers of models of timm, one of a family, of transformers and of diffusers
 
 PRECISIONS: Final = ("bf16-mixed", "bf16-mixed", "bf16-true", "32")
 

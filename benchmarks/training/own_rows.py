@@ -25,11 +25,8 @@ from benchmarks.training.report import report_table
 from lightning_predict.own_weights.training.tables import STEPS_FOLDER
 from lightning_predict.own_weights.training.tuning import tune_weights
 
-STEPS: Final = ("resnet50_eager", "gpt2")
-"""Recordings that training may look at."""
-
-NO_CHANGE: Final = 1e-3
-"""Rise of the mean error that counts as none."""
+STEPS: Final = ("resnet50_eager", "gpt2")  # Recordings that training may look at
+NO_CHANGE: Final = 1e-3  # Rise of the mean error that counts as none
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

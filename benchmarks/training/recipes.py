@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 from benchmarks.training.doublings import ShapeRange
 from lightning_predict.kernels.operations import NetworkSpec, network_specs
@@ -21,42 +21,29 @@ RECIPE_NAME: Final = "utilisation-4"
 DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB300")
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The recipe by which one family is trained.
+    """The recipe by which one family is trained."""
 
-    Attributes:
-        family: The family.
-        kin: Families of the same features whose measurements its bases learn from as well: the effect of a GPU's
-            clock, caches and multiprocessors on a matmul is similar in all dtypes, and more GPUs show it.
-        base: Plan of the base.
-        start: Plan of a base of the family alone, from which own weights are tuned; None if the base serves.
-        own: Plan of a GPU's own weights.
-        fold: Plan of the bases that leave GPUs out; None takes the base's.
-        folds: Groups of GPUs that are left out together: alike ones must not stand in for each other.
-        scored_from_seconds: Kernels shorter than this are not scored.
-        scored_calls_from_seconds: Timed calls shorter than this show the launch, and are not scored.
-        sources: Sources that it is fitted to; None takes all.
-        shapes: Where shapes are drawn that must not get faster by growing.
-        shortest: Tiny shapes of the family (operation, shape words), for sources whose short rows show only the
-            launch; empty where the tables have short rows.
-        shortest_seconds: Device time of each of them.
-    """
-
-    family: NetworkSpec
-    base: TrainingPlan
-    own: TrainingPlan
+    family: NetworkSpec  # The family
+    base: TrainingPlan  # Plan of the base
+    own: TrainingPlan  # Plan of a GPU's own weights
+    # Groups of GPUs that are left out together: alike ones must not stand in for each other
     folds: tuple[tuple[str, ...], ...]
-    scored_from_seconds: float
-    scored_calls_from_seconds: float
+    scored_from_seconds: float  # Kernels shorter than this are not scored
+    scored_calls_from_seconds: float  # Timed calls shorter than this show the launch, and are not scored
+    # Families of the same features whose measurements its bases learn from as well: the effect of a GPU's clock, caches
+    # and multiprocessors on a matmul is similar in all dtypes, and more GPUs show it
     kin: tuple[NetworkSpec, ...] = ()
+    # Plan of a base of the family alone, from which own weights are tuned; None if the base serves
     start: TrainingPlan | None = None
-    fold: TrainingPlan | None = None
-    sources: frozenset[str] | None = None
-    shapes: tuple[ShapeRange, ...] = ()
+    fold: TrainingPlan | None = None  # Plan of the bases that leave GPUs out; None takes the base's
+    sources: frozenset[str] | None = None  # Sources that it is fitted to; None takes all
+    shapes: tuple[ShapeRange, ...] = ()  # Where shapes are drawn that must not get faster by growing
+    # Tiny shapes of the family (operation, shape words), for sources whose short rows show only the launch; empty where
+    # the tables have short rows
     shortest: tuple[tuple[str, Mapping[str, tuple[float, ...]]], ...] = ()
-    shortest_seconds: float = 2.5e-6
+    shortest_seconds: float = 2.5e-6  # Device time of each of them
 
     def serves(self, group: Group) -> bool:
         """Return whether measurements are of this family."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
 
 from rich import box
 from rich.table import Table
@@ -35,24 +34,15 @@ def report_table(title: str, names: Sequence[str], numbers: Sequence[str], *, no
     return table
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One figure with its goal.
+    """One figure with its goal."""
 
-    Attributes:
-        what: The figure in words.
-        cases: Cases that it is over.
-        reached: Its value, as a share.
-        reach: Its goal, as a share.
-        is_error: It should be at most that; otherwise at least.
-    """
-
-    what: str
-    cases: int
-    reached: float
-    reach: float
-    is_error: bool = True
+    what: str  # The figure in words
+    cases: int  # Cases that it is over
+    reached: float  # Its value, as a share
+    reach: float  # Its goal, as a share
+    is_error: bool = True  # It should be at most that; otherwise at least
 
     @property
     def is_held(self) -> bool:

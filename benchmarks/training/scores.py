@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 import torch
@@ -35,27 +35,19 @@ from lightning_predict.own_weights.training.tables import Group, shape_shares, s
 WIDTHS: Final = (256, 256, 256, 256)
 BATCH_ROWS: Final = 512
 MOST_STEPS: Final = 3000
-EPOCHS: Final = 80
-"""Passes over the rows, where they end before `MOST_STEPS`; Habitat's number."""
+EPOCHS: Final = 80  # Passes over the rows, where they end before `MOST_STEPS`; Habitat's number
 
 LEARNING_RATE: Final = 5e-4
 WEIGHT_DECAY: Final = 1e-4
 
 
-@final
 @dataclass(frozen=True)
 class RawNetwork:
-    """A trained network of one operation and dtype.
+    """A trained network of one operation and dtype."""
 
-    Attributes:
-        layers: Weights.
-        mean: Means of the inputs, shape (inputs,).
-        scale: Their standard deviations.
-    """
-
-    layers: torch.nn.Sequential
-    mean: Array
-    scale: Array
+    layers: torch.nn.Sequential  # Weights
+    mean: Array  # Means of the inputs, shape (inputs,)
+    scale: Array  # Their standard deviations
 
     def seconds(self, batch: ShapeBatch, gpu: Gpu) -> Array:
         """Return predicted seconds of each shape, shape (shapes,); nothing keeps them above 0."""
@@ -114,27 +106,17 @@ def _fit(layers: torch.nn.Sequential, inputs: Array, milliseconds: Array) -> Non
         optimizer.step()
 
 
-Figure = Callable[[ShapeBatch, Gpu], float]
-"""A speed of a GPU that counts for a batch."""
-
-BASELINES: Final = ("roofline", "peak ratio", "bandwidth ratio", "raw network")
-"""Names, in the order of the report."""
+Figure = Callable[[ShapeBatch, Gpu], float]  # A speed of a GPU that counts for a batch
+BASELINES: Final = ("roofline", "peak ratio", "bandwidth ratio", "raw network")  # Names, in the order of the report
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineError:
-    """|predicted / measured - 1| of one baseline on held-out rows.
+    """|predicted / measured - 1| of one baseline on held-out rows."""
 
-    Attributes:
-        predictions: Rows, or pairs of a row and a GPU that it was scaled from.
-        median: Median error.
-        mean: Mean error.
-    """
-
-    predictions: int
-    median: float
-    mean: float
+    predictions: int  # Rows, or pairs of a row and a GPU that it was scaled from
+    median: float  # Median error
+    mean: float  # Mean error
 
 
 def peak_of(batch: ShapeBatch, gpu: Gpu) -> float:
@@ -186,42 +168,27 @@ def ratio_errors(group: Group, others: Iterable[Group], gpus: Mapping[str, Gpu],
     return np.concatenate(errors)
 
 
-FEWEST_SCORED: int = 10
-"""Held-out rows below which a score says nothing."""
+FEWEST_SCORED: int = 10  # Held-out rows below which a score says nothing
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Errors of one (operation, dtype, GPU) on held-out rows; |predicted / measured - 1|.
+    """Errors of one (operation, dtype, GPU) on held-out rows; |predicted / measured - 1|."""
 
-    Attributes:
-        operation: Operation.
-        dtype: dtype.
-        gpu: GPU.
-        own_weights: The GPU has weights of its own for it.
-        rows: Held-out rows.
-        mean: Mean error.
-        median: Median error.
-        ninetieth: 90th percentile of the error.
-        bias: Mean of predicted / measured - 1.
-        coverage: Share of the rows inside the 90 % interval.
-        called: Mean error of whole calls, where a launch was taken off them (`launches.py`): prediction and launch over
-            what was timed, of calls from the same length on; None if no launch was subtracted.
-        baselines: Errors of simpler predictors on the same rows, by name; absent without a prediction.
-    """
-
-    operation: str
-    dtype: str
-    gpu: str
-    own_weights: bool
-    rows: int
-    mean: float
-    median: float
-    ninetieth: float
-    bias: float
-    coverage: float
+    operation: str  # Operation
+    dtype: str  # dtype
+    gpu: str  # GPU
+    own_weights: bool  # The GPU has weights of its own for it
+    rows: int  # Held-out rows
+    mean: float  # Mean error
+    median: float  # Median error
+    ninetieth: float  # 90th percentile of the error
+    bias: float  # Mean of predicted / measured - 1
+    coverage: float  # Share of the rows inside the 90 % interval
+    # Mean error of whole calls, where a launch was taken off them (`launches.py`): prediction and launch over what was
+    # timed, of calls from the same length on; None if no launch was subtracted
     called: float | None
+    # Errors of simpler predictors on the same rows, by name; absent without a prediction
     baselines: Mapping[str, BaselineError]
 
 
@@ -341,13 +308,7 @@ HEADINGS = (
 
 def score_cells(score: Score) -> tuple[str, ...]:
     """Return one row of the table, in the order of `HEADINGS`."""
-    shares = (
-        score.median,
-        score.mean,
-        score.ninetieth,
-        score.bias,
-        score.coverage,
-    )
+    shares = (score.median, score.mean, score.ninetieth, score.bias, score.coverage)
     weights = "own" if score.own_weights else "base"
     beside = (score.baselines.get(name) for name in BASELINES)
     return (

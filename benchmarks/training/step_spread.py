@@ -18,23 +18,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from benchmarks.render_docs import results
 from benchmarks.result_files import Result
 from lightning_predict.base.interval import NORMAL_95
 
-FUSED: Final = ("compile", "transformer_engine")
-"""Words of settings whose steps are fused."""
+FUSED: Final = ("compile", "transformer_engine")  # Words of settings whose steps are fused
 
 OTHER_FIGURES: Final = ("data loader", "first step", "waits for its input")
 """Words of settings whose figures hold more than the step."""
 
-FEWEST: Final = 3
-"""Minimum number of steps of a source."""
+FEWEST: Final = 3  # Minimum number of steps of a source
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StepError:
     """A published step: log(predicted / measured), and the half width of its interval in log(seconds)."""

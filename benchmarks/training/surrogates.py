@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 from rich.table import Table
@@ -34,52 +34,31 @@ Row = Mapping[str, str]
 
 ALL_GPUS: Final = "all"
 
-LIBRARY: Final = "pytorch"
-"""Which implementation of norms is scored: the one that a training without a compiler runs."""
+LIBRARY: Final = "pytorch"  # Which implementation of norms is scored: the one that a training without a compiler runs
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A time that was measured.
+    """A time that was measured."""
 
-    Attributes:
-        gpu: The GPU as the table spells it; without a form factor, the catalogue's default.
-        shape: Step that ran.
-        left_out: Parts of it that did not run.
-        seconds: How long it took.
-    """
-
-    gpu: str
-    shape: OperationShape
-    left_out: tuple[OperationShape, ...] = ()
-    seconds: float
+    gpu: str  # The GPU as the table spells it; without a form factor, the catalogue's default
+    shape: OperationShape  # Step that ran
+    left_out: tuple[OperationShape, ...] = ()  # Parts of it that did not run
+    seconds: float  # How long it took
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyScore:
-    """Errors of one operation, dtype and GPU, |predicted / measured - 1|.
+    """Errors of one operation, dtype and GPU, |predicted / measured - 1|."""
 
-    Attributes:
-        operation: Operation.
-        dtype: dtype.
-        gpu: GPU, or `ALL_GPUS`.
-        rows: Measured times.
-        median: Median error.
-        mean: Mean error.
-        bias: Median of predicted / measured - 1.
-        coverage: Share inside the 90 % interval.
-    """
-
-    operation: str
-    dtype: str
-    gpu: str
-    rows: int
-    median: float
-    mean: float
-    bias: float
-    coverage: float
+    operation: str  # Operation
+    dtype: str  # dtype
+    gpu: str  # GPU, or `ALL_GPUS`
+    rows: int  # Measured times
+    median: float  # Median error
+    mean: float  # Mean error
+    bias: float  # Median of predicted / measured - 1
+    coverage: float  # Share inside the 90 % interval
 
 
 def _dtype(row: Row) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -82,14 +82,10 @@ def without_launch(seconds: Array) -> tuple[Array, BoolArray]:
 TIMED_CALLS: Final = frozenset({"neusight", "eleutherai-cookbook"})
 """Sources whose times include the launch of a Python call."""
 
-FLOOR_QUANTILE: Final = 0.01
-"""Share of the rows below which a launch is taken to be all that was timed."""
-
-LONGEST_LAUNCH_SECONDS: Final = 60e-6
-"""A table without short rows shows no launch; none is longer than this."""
+FLOOR_QUANTILE: Final = 0.01  # Share of the rows below which a launch is taken to be all that was timed
+LONGEST_LAUNCH_SECONDS: Final = 60e-6  # A table without short rows shows no launch; none is longer than this
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The origin of rows, and the terms under which they may be used."""
@@ -114,12 +110,7 @@ SOURCES: Final[Mapping[str, Source]] = {
 CONVOLUTION_PASSES: Final = TableKind(
     file="conv2d_passes.csv.gz",
     words=same("batch", "in_channels", "height", "width", "out_channels", "kernel_height", "kernel_width")
-    | {
-        "pad_h": "padding_height",
-        "pad_w": "padding_width",
-        "stride_h": "stride_height",
-        "stride_w": "stride_width",
-    },
+    | {"pad_h": "padding_height", "pad_w": "padding_width", "stride_h": "stride_height", "stride_w": "stride_width"},
     times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
 )
 """Float32 is fitted; what there is in float16 is compared (`proxies.py`)."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from joblib import Parallel, delayed
 from rich.console import Console
@@ -24,14 +24,7 @@ from benchmarks.training.families import train_families, trainings_of
 from benchmarks.training.publishing import publish, unseen_table
 from benchmarks.training.recipes import RECIPES, Recipe
 from benchmarks.training.report import Goal, reach_table
-from benchmarks.training.scores import (
-    RawNetwork,
-    Score,
-    score_groups,
-    score_table,
-    scored_groups,
-    train_raw_network,
-)
+from benchmarks.training.scores import RawNetwork, Score, score_groups, score_table, scored_groups, train_raw_network
 from benchmarks.training.surrogates import ProxyScore, proxy_scores, proxy_table
 from benchmarks.training.tables import read_tables
 from lightning_predict.hardware.records import Gpu
@@ -113,12 +106,7 @@ def _progress(console: Console) -> Iterator[Progress]:
 
 
 def evaluate(
-    tables: Path,
-    *,
-    weights: Path | None = None,
-    seed: int = 0,
-    baselines: bool = False,
-    console: Console | None = None,
+    tables: Path, *, weights: Path | None = None, seed: int = 0, baselines: bool = False, console: Console | None = None
 ) -> tuple[Score, ...]:
     """Score the weights that `load_weights` finds on the held-out rows of the tables; errors as for `train`.
 
@@ -154,24 +142,15 @@ LEAST_COVERAGE, MOST_COVERAGE = 0.88, 0.93
 """Share of the measurements that 90 % intervals should hold: fewer is too bold, more says too little."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """A mean error that operations should not exceed on any of some GPUs with weights of their own.
+    """A mean error that operations should not exceed on any of some GPUs with weights of their own."""
 
-    Attributes:
-        operations: Operations.
-        dtype: dtype.
-        limit: The error.
-        gpus: GPUs that it is for; None is for all that no other line names.
-        called: Of whole calls, the launch with them (`launches.py`), instead of the device's time.
-    """
-
-    operations: tuple[str, ...]
-    dtype: str
-    limit: float
-    gpus: tuple[str, ...] | None = None
-    called: bool = False
+    operations: tuple[str, ...]  # Operations
+    dtype: str  # dtype
+    limit: float  # The error
+    gpus: tuple[str, ...] | None = None  # GPUs that it is for; None is for all that no other line names
+    called: bool = False  # Of whole calls, the launch with them (`launches.py`), instead of the device's time
 
 
 _PRODUCTS: Final = ("linear", "bmm")
@@ -267,8 +246,7 @@ def _intervals(scores: Sequence[Score]) -> Iterator[Goal]:
         yield Goal(what=what, cases=rows, reached=held, reach=MOST_COVERAGE)
 
 
-WIDTH: Final = 220
-"""Columns of the printed tables."""
+WIDTH: Final = 220  # Columns of the printed tables
 
 
 def print_operators(

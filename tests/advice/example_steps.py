@@ -9,8 +9,7 @@ import lightning_predict as lp
 from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 
 WIDTH = 2048
-REPORTED = "NVIDIA A100-SXM4-40GB"
-"""What torch calls the GPU of the recordings."""
+REPORTED = "NVIDIA A100-SXM4-40GB"  # What torch calls the GPU of the recordings
 
 GPU = "A100-SXM-40GB"
 

@@ -13,12 +13,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.advice.changes import CHANGES
-from lightning_predict.advice.gain_accuracy import (
-    GAIN_CALIBRATION,
-    MIN_PAIRS,
-    MeasuredPairs,
-    calibration_for,
-)
+from lightning_predict.advice.gain_accuracy import GAIN_CALIBRATION, MIN_PAIRS, MeasuredPairs, calibration_for
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.trace import Flags
 from tests.advice.example_steps import GPU, profiled, trained

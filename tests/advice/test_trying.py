@@ -62,10 +62,7 @@ def test_meta_step_runs_on_this_machine_with_and_without_the_change(
     tried = try_change(name, meta_step, batch_size=2, steps=4, warmup_steps=1)
     assert torch.equal(torch.random.get_rng_state(), random)
     here = [call for call in RAN if call[2][1].type == "cpu"]
-    assert here[-2:] == [
-        (None, 2, (torch.float32, torch.device("cpu"))),
-        (None, samples, (dtype, torch.device("cpu"))),
-    ]
+    assert here[-2:] == [(None, 2, (torch.float32, torch.device("cpu"))), (None, samples, (dtype, torch.device("cpu")))]
     assert len(here) == 2 * (1 + 4)  # one to warm up and four that are timed, of either side
     assert tried.gain.low <= tried.gain.middle <= tried.gain.high
     assert (tried.steps, tried.device) == (4, "cpu")

@@ -68,8 +68,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
-RENEW = RunSession.renew
-"""What `readings` takes away."""
+RENEW = RunSession.renew  # What `readings` takes away
 
 
 class AtOnce:

@@ -37,39 +37,22 @@ def _without_cuda(*, activities: object, **options: Any) -> profile:
 
 @dataclass
 class FakeDevice:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        document: Document that the profiler exports after each recorded part of a step.
-        name: Name of the GPU by the driver.
-        kind: torch's name for such devices.
-        memory_bytes: Its memory.
-        host_seconds: Host time of a batch.
-        device_seconds: Device time of a batch; it begins when the host has launched half of it.
-        now: The host's clock.
-        free: When the device is done.
-        queue_batches: Batches that the launch queue holds; a host further ahead waits.
-        loses_kernels: Whether the k-th recording of the process loses its first k kernels.
-        peak_bytes: Most memory that the process ever allocated.
-        recorded: Parts of steps that were recorded.
-        waits: How often something waited for the device.
-        warm_up_kernels: Small kernels before the recording in progress.
-    """
-
-    document: dict[str, Any]
-    name: str = "Tesla V100-SXM2-32GB"
-    kind: str = "cuda"
-    memory_bytes: int = 32 * GIB
-    host_seconds: float = 0.01
-    device_seconds: float = 0.03
-    queue_batches: float = math.inf
-    loses_kernels: bool = False
-    peak_bytes: int = GIB
-    now: float = 0.0
-    free: float = 0.0
-    recorded: int = 0
-    waits: int = 0
-    warm_up_kernels: int = 0
+    document: dict[str, Any]  # Document that the profiler exports after each recorded part of a step
+    name: str = "Tesla V100-SXM2-32GB"  # Name of the GPU by the driver
+    kind: str = "cuda"  # torch's name for such devices
+    memory_bytes: int = 32 * GIB  # Its memory
+    host_seconds: float = 0.01  # Host time of a batch
+    device_seconds: float = 0.03  # Device time of a batch; it begins when the host has launched half of it
+    queue_batches: float = math.inf  # Batches that the launch queue holds; a host further ahead waits
+    loses_kernels: bool = False  # Whether the k-th recording of the process loses its first k kernels
+    peak_bytes: int = GIB  # Most memory that the process ever allocated
+    now: float = 0.0  # The host's clock
+    free: float = 0.0  # When the device is done
+    recorded: int = 0  # Parts of steps that were recorded
+    waits: int = 0  # How often something waited for the device
+    warm_up_kernels: int = 0  # Small kernels before the recording in progress
     readings: list[float] = field(default_factory=list)
 
     def host_clock(self) -> float:

@@ -30,21 +30,13 @@ Fit = Callable[[Path, list[Any]], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a fit.
+    """Result of a fit."""
 
-    Attributes:
-        weights: Of the model, by name.
-        optimizers: State of each optimizer.
-        random: States of the generators of torch, numpy and Python.
-        metrics: Logged metrics, without our own.
-        counts: Optimizer steps, epochs and batches.
-    """
-
-    weights: dict[str, Tensor]
-    optimizers: list[Any]
-    random: tuple[Any, ...]
-    metrics: dict[str, Any]
-    counts: tuple[int, int, int]
+    weights: dict[str, Tensor]  # Of the model, by name
+    optimizers: list[Any]  # State of each optimizer
+    random: tuple[Any, ...]  # States of the generators of torch, numpy and Python
+    metrics: dict[str, Any]  # Logged metrics, without our own
+    counts: tuple[int, int, int]  # Optimizer steps, epochs and batches
 
 
 def callbacks() -> list[Any]:
@@ -301,5 +293,4 @@ FITS: Final[dict[str, Fit]] = {
 }
 """Fits by the feature that they use."""
 
-UNPREDICTED: Final = frozenset({"fast_dev_run"})
-"""Too short, or watched by something else: there is nothing to predict."""
+UNPREDICTED: Final = frozenset({"fast_dev_run"})  # Too short, or watched by something else: there is nothing to predict

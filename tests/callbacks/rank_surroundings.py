@@ -29,14 +29,9 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor, budget_fil
 from lightning_predict.observe import budget
 from tests.callbacks.small import Small
 
-BATCHES: Final = 24
-"""Batches of an epoch on each rank; there are two epochs."""
-
-TIMEOUT: Final = timedelta(seconds=30)
-"""Of the process group; a joint decision waits a third of it."""
-
-AT_BATCH: Final = 6
-"""Number of batches before the fault."""
+BATCHES: Final = 24  # Batches of an epoch on each rank; there are two epochs
+TIMEOUT: Final = timedelta(seconds=30)  # Of the process group; a joint decision waits a third of it
+AT_BATCH: Final = 6  # Number of batches before the fault
 
 
 class ShardedOnGloo(ModelParallelStrategy):
@@ -45,21 +40,13 @@ class ShardedOnGloo(ModelParallelStrategy):
 
 @dataclass(frozen=True)
 class Case:
-    """A fit on two ranks.
+    """A fit on two ranks."""
 
-    Attributes:
-        sharded: FSDP instead of DDP.
-        has_ours: Both callbacks watch the fit.
-        fault: Fault of one rank: `sleep`, `kill` or `disk`; empty without.
-        rank: The rank of the fault.
-        hours: Budget.
-    """
-
-    sharded: bool
-    has_ours: bool = True
-    fault: str = ""
-    rank: int = 0
-    hours: float = 1000.0
+    sharded: bool  # FSDP instead of DDP
+    has_ours: bool = True  # Both callbacks watch the fit
+    fault: str = ""  # Fault of one rank: `sleep`, `kill` or `disk`; empty without.
+    rank: int = 0  # The rank of the fault
+    hours: float = 1000.0  # Budget
 
 
 CASES: Final = {
@@ -104,10 +91,7 @@ def callbacks(folder: Path, case: Case) -> list[Any]:
     if not case.has_ours:
         return []
     predictor = RuntimePredictor(
-        ["T4", "8xT4"],
-        print_table=False,
-        json_file=folder / "predictions.json",
-        save_trace=folder / "trace.json",
+        ["T4", "8xT4"], print_table=False, json_file=folder / "predictions.json", save_trace=folder / "trace.json"
     )
     predictor.progress_file = str(folder / "progress.json")
     return [predictor, CostBudget(hours=case.hours)]
@@ -166,11 +150,7 @@ def fit(case: Case, folder: Path, rank: int) -> dict[str, Any]:
 def main(folder: Path, names: list[str]) -> None:
     """Run the cases on this rank."""
     rank = int(os.environ["RANK"])
-    for module, name in (
-        (budget, "CHECK_SECONDS"),
-        (budget_fit, "CHECK_SECONDS"),
-        (budget_files, "LEDGER_SECONDS"),
-    ):
+    for module, name in ((budget, "CHECK_SECONDS"), (budget_fit, "CHECK_SECONDS"), (budget_files, "LEDGER_SECONDS")):
         module.__dict__[name] = 0.0  # the ranks meet, and the ledger is written, after every batch
     for name in names:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = str(folder / name / "history.jsonl")

@@ -33,34 +33,22 @@ from tests.processes import Ran, Started
 TIMEOUT_SECONDS: Final = 300
 """Of the process group, a meeting waits a third of it: no busy machine keeps a rank away for so long."""
 
-SHORT_SECONDS: Final = 9
-"""The same where a rank does not come, which the other one waits for."""
-
-BATCHES: Final = 8
-"""Batches of an epoch on each rank; there are two epochs."""
+SHORT_SECONDS: Final = 9  # The same where a rank does not come, which the other one waits for
+BATCHES: Final = 8  # Batches of an epoch on each rank; there are two epochs
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens on the ranks.
+    """What happens on the ranks."""
 
-    Attributes:
-        callbacks: Makes the callbacks of each rank.
-        fails_on: The rank on which the fault is; None without.
-        fault: Module, its class and function, or its function.
-        call: Number of the first call that fails, counted from 0.
-        error: Raised there, or returned where it is no exception; None ends the process.
-        filters: Warnings are exceptions.
-        timeout_seconds: Of the collectives of the strategy.
-    """
-
-    callbacks: Callable[[], list[Any]]
-    fails_on: int | None = None
-    fault: str = ""
-    call: int = 0
+    callbacks: Callable[[], list[Any]]  # Makes the callbacks of each rank
+    fails_on: int | None = None  # The rank on which the fault is; None without
+    fault: str = ""  # Module, its class and function, or its function
+    call: int = 0  # Number of the first call that fails, counted from 0
+    # Raised there, or returned where it is no exception; None ends the process
     error: object = field(default_factory=lambda: ZeroDivisionError("by zero"))
-    filters: bool = False
-    timeout_seconds: float = TIMEOUT_SECONDS
+    filters: bool = False  # Warnings are exceptions
+    timeout_seconds: float = TIMEOUT_SECONDS  # Of the collectives of the strategy
 
 
 def within() -> list[Any]:
@@ -202,11 +190,7 @@ def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[st
         folder, devices=world_size, strategy=strategy, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0
     )
     ended, start = "", time.monotonic()
-    with (
-        warnings.catch_warnings(record=not scenario.filters) as caught,
-        failing(scenario, rank),
-        given_up() as waits,
-    ):
+    with warnings.catch_warnings(record=not scenario.filters) as caught, failing(scenario, rank), given_up() as waits:
         warnings.simplefilter("always")
         if scenario.filters:
             warnings.filterwarnings("error", category=UserWarning, module="lightning_predict")

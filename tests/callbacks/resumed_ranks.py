@@ -24,13 +24,11 @@ from lightning_predict.testing import Clock
 from tests.callbacks.rank_surroundings import ShardedOnGloo
 from tests.callbacks.small import Small
 
-BATCHES: Final = 48
-"""Batches of an epoch on one rank, and twice as many as on two ranks."""
+BATCHES: Final = 48  # Batches of an epoch on one rank, and twice as many as on two ranks
 
 EPOCHS: Final = 4
 
-OFFER: Final = "AWS g5.xlarge"
-"""Offer of a machine with one GPU, so that two ranks cost twice as much."""
+OFFER: Final = "AWS g5.xlarge"  # Offer of a machine with one GPU, so that two ranks cost twice as much
 
 ENDS: Final[dict[str, dict[str, Any]]] = {
     "an epoch": {"max_epochs": 1},
@@ -39,14 +37,12 @@ ENDS: Final[dict[str, dict[str, Any]]] = {
 }
 """By end of the first part: options of the Trainer."""
 
-LOST: Final = 6
-"""Batches after the checkpoint of a part that ends with an error."""
+LOST: Final = 6  # Batches after the checkpoint of a part that ends with an error
 
 CASES: Final = tuple(
     f"{strategy}, {end}, {how}" for strategy in ("ddp", "fsdp") for end in ENDS for how in ("plain", "watched")
 )
-SHORT_USD: Final = 0.04
-"""Dollars, less than the first epoch and the rest cost."""
+SHORT_USD: Final = 0.04  # Dollars, less than the first epoch and the rest cost
 
 SHORT: Final = tuple(f"{strategy}, an epoch, short" for strategy in ("ddp", "fsdp"))
 """Rests with a budget that is too small for them."""
@@ -125,11 +121,7 @@ def fit(case: str, folder: Path, rank: int, world_size: int, *, is_first: bool, 
 def main(folder: Path, part: str, cases: list[str]) -> None:
     """Run a part of the cases on this rank."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    for module, name in (
-        (budget, "CHECK_SECONDS"),
-        (budget_fit, "CHECK_SECONDS"),
-        (budget_files, "LEDGER_SECONDS"),
-    ):
+    for module, name in ((budget, "CHECK_SECONDS"), (budget_fit, "CHECK_SECONDS"), (budget_files, "LEDGER_SECONDS")):
         module.__dict__[name] = 0.0  # the ranks meet, and the ledger is written, after every batch
     for case in cases:
         torch.manual_seed(3)

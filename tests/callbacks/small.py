@@ -11,7 +11,7 @@ import csv
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,6 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 2))
 
 
-@final
 class Small:
     """Models and Trainers of one package.
 

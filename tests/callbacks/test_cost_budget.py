@@ -58,12 +58,7 @@ def test_run_whose_last_batch_uses_up_the_budget_is_not_stopped(lightning: Small
 
 @pytest.mark.parametrize(("epochs", "options"), [(1, {}), (1, {"accumulate_grad_batches": 2}), (25, {})])
 def test_run_whose_forecast_exceeds_the_budget_ends_before_it_is_used(
-    small: Small,
-    tmp_path: Path,
-    time: Clock,
-    epochs: int,
-    options: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
+    small: Small, tmp_path: Path, time: Clock, epochs: int, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     # Batches of a second, 400 in all: more than 38 s, of which 79 % are 30.02 s.
     budget = CostBudget(usd=38, usd_per_hour=3600)

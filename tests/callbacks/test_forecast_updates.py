@@ -11,8 +11,7 @@ from tests.reports.example import H100, MINIMAL, T4, with_total
 WORK = Workload(training_iterations=100, training=Batches(optimizer_steps=100, batches=100))
 
 
-PREDICTED = Predictions((T4, H100))
-"""11,520 s on the T4 and 1,440 s on the H100, 5 % of it are 72 s."""
+PREDICTED = Predictions((T4, H100))  # 11,520 s on the T4 and 1,440 s on the H100, 5 % of it are 72 s
 
 
 def with_files(seconds: float) -> Workload:

@@ -19,8 +19,7 @@ from tests.callbacks.small import Small
 from tests.processes import run
 
 BATCHES, BATCH_SECONDS = 400, 20.0
-HOUR = 180
-"""Batches from one checkpoint to the next: an hour of them."""
+HOUR = 180  # Batches from one checkpoint to the next: an hour of them
 
 
 def hourly(folder: Path, *, in_batch: Callable[[int], None] = lambda _: None, resumes: bool = False) -> float:

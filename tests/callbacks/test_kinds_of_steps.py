@@ -20,8 +20,7 @@ from tests.known import known
 
 GPUS = ["T4", "L4"]
 
-WIDE = 512
-"""Width of the generator, next to which the critic is nothing."""
+WIDE = 512  # Width of the generator, next to which the critic is nothing
 
 pytestmark = pytest.mark.usefixtures("readings")
 

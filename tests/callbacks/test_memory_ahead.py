@@ -66,12 +66,7 @@ def test_a_validation_batch_that_is_larger(small: Small, tmp_path: Path) -> None
     # so that 2^28 of them take at least 24 GiB, of the T4's 14.5.
     for checks in (2, 0):  # with a batch of the sanity check, and without: its loader is made late
         (sentence,) = said(
-            small,
-            tmp_path,
-            small.model(validates=True),
-            small.loader(8),
-            Claimed(2**28),
-            num_sanity_val_steps=checks,
+            small, tmp_path, small.model(validates=True), small.loader(8), Claimed(2**28), num_sanity_val_steps=checks
         )
         assert sentence.startswith("A validation batch of 268,435,456 samples (4 in training) needs about ")
         assert sentence.endswith("a chance of <1 %. Give the validation loader a smaller batch_size.")

@@ -18,11 +18,8 @@ from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small
 
 STEPS: Final = 1_000_000
-BLOCK: Final = 1_000
-"""Steps whose time is one measurement."""
-
-BLOCKS: Final = 24
-"""Measurements at each end, of which the median counts."""
+BLOCK: Final = 1_000  # Steps whose time is one measurement
+BLOCKS: Final = 24  # Measurements at each end, of which the median counts
 
 
 class Endless:

@@ -48,11 +48,7 @@ def listening(status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 @pytest.mark.filterwarnings("ignore:CostBudget")
 @pytest.mark.parametrize(("usd", "event"), [(12.0, "warned"), (8.5, "exceeded")])
 def test_a_webhook_is_called_at_80_percent_and_at_the_stop(
-    usd: float,
-    event: str,
-    lightning: Small,
-    tmp_path: Path,
-    time: Clock,
+    usd: float, event: str, lightning: Small, tmp_path: Path, time: Clock
 ) -> None:
     with listening() as (url, got):
         budget = CostBudget(usd=usd, usd_per_hour=3600, webhook=url)  # a dollar a second, ten batches of a second

@@ -26,8 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "case",
-    ["watched", "rank 0 stalls", "rank 1 stalls", "the disk of rank 0 is full", "the disk of rank 1 is full"],
+    "case", ["watched", "rank 0 stalls", "rank 1 stalls", "the disk of rank 0 is full", "the disk of rank 1 is full"]
 )
 def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, case: str) -> None:
     for watched, plain in zip(seen[f"{strategy} {case}"], seen[f"{strategy} plain"], strict=True):

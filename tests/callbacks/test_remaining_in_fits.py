@@ -13,8 +13,7 @@ from tests.callbacks.small import Small
 
 pytestmark = pytest.mark.usefixtures("readings")
 
-WARMUP = 2
-"""The third step is recorded; the remainder is counted from there."""
+WARMUP = 2  # The third step is recorded; the remainder is counted from there
 
 
 def run(small: Small, folder: Path, *, stream: bool = False, batches: int = 4, **options: Any) -> tuple[Any, Any]:

@@ -64,8 +64,7 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
     assert "Rent" not in table
     assert "Rough first estimate (3 steps)" in " ".join(table.split())
     assert re.match(
-        r"6 min \d+ s \(\d min \d+ s to \d min \d+ s\) left on this machine\. On a T4: ",
-        " ".join(advice.split("\n  ")),
+        r"6 min \d+ s \(\d min \d+ s to \d min \d+ s\) left on this machine\. On a T4: ", " ".join(advice.split("\n  "))
     )
     assert "Rent a T4" in advice
     rows = [row for row in our_rows(logger) if row["predict/T4/total_hours"]]

@@ -12,8 +12,7 @@ from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
 SMALL = Small("lightning.pytorch")
-BATCHES = 40
-"""Batches of an epoch at the batch size of the first part; each takes a second a row of four."""
+BATCHES = 40  # Batches of an epoch at the batch size of the first part; each takes a second a row of four
 
 
 def fit(folder: Path, time: Clock, *, batch_size: int = BATCH_SIZE, ours: tuple[Any, ...] = (), **options: Any) -> Any:

@@ -16,8 +16,7 @@ from lightning_predict.callbacks import CostBudget, budget_fit
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 
-TRAINED, VALIDATED = 10, 20
-"""Batches of an epoch and of its validation."""
+TRAINED, VALIDATED = 10, 20  # Batches of an epoch and of its validation
 
 
 def worsening(small: Small, time: Clock, validation_seconds: float) -> Any:

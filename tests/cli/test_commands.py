@@ -243,10 +243,7 @@ def test_predict_rejects_invalid_options(options: list[str], message: str, trace
             "hosts = 1",
             "profile.toml: the whole file has the field 'hosts'; expected only charges, columns, cores_per_node",
         ),
-        (
-            "links.pci = 'host'",
-            "has the field 'pci'; expected only busbw, network_gbps, pcie. Did you mean 'pcie'?",
-        ),
+        ("links.pci = 'host'", "has the field 'pci'; expected only busbw, network_gbps, pcie. Did you mean 'pcie'?"),
         ("links.network_gbps = 0", "links.network_gbps is 0; expected a finite number above 0."),
         ("links.busbw = -3", "links.busbw is -3; expected a finite number above 0."),
         ("links.pcie = 'fast'", "links.pcie is 'fast'; expected one of switch, root, host, virtual."),

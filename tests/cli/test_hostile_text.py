@@ -24,10 +24,7 @@ from tests.test_escaping import HOSTILE, RAW
     ],
 )
 def test_no_command_prints_foreign_escape_sequences(
-    words: tuple[str, ...],
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     named = tuple(replace(operation, module=HOSTILE) for operation in example_trace().operations)

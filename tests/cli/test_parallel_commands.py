@@ -209,12 +209,7 @@ def test_curve_omits_unknown_columns_and_names_provider_changes() -> None:
 
     curve = CostCurve("L4", (point(1, "Pods"), point(2, "Pods"), point(8, "Racks")))
     headers, rows = table_of(curve)
-    assert headers == [
-        "GPUs",
-        "samples/s",
-        "efficiency",
-        "per million samples",
-    ]  # no length, hence no time and no cost
+    assert headers == ["GPUs", "samples/s", "efficiency", "per million samples"]  # no length, hence no time and no cost
     assert rows[-1] == ["8xL4", "80.0", "100 %", "$40.00"]
     assert curve.sentences[1] == ("The provider and its price change along this curve (1xL4, 2xL4: Pods; 8xL4: Racks).")
     assert len(CostCurve("L4", curve.points[:2]).sentences) == 1

@@ -43,10 +43,7 @@ def test_predictions_as_json(table: Path, run: Run) -> None:
         "batch size 256 is 4 times the largest of the past runs (64)",
         "number of GPUs 8 is 2 times the largest of the past runs (4)",
     ]
-    assert answer["coefficients"] == {
-        "batch_size": pytest.approx(0.001),
-        "1 / num_gpus": pytest.approx(-0.02),
-    }
+    assert answer["coefficients"] == {"batch_size": pytest.approx(0.001), "1 / num_gpus": pytest.approx(-0.02)}
     assert (answer["runs"], answer["model"]) == (12, "net")
     assert answer["left_out_error"] == pytest.approx(0, abs=1e-9)
 

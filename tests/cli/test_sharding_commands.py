@@ -69,10 +69,7 @@ def test_shard_takes_a_batch_size_and_memory(dlrm: Path, run: Run) -> None:
         (["--gpus", ","], "gpus is empty; name at least one layout"),
         (["--gpus", "2xT4"], "No sharding of the 4 table(s) fits on 2xT4: they need 61 GiB"),
         (["--kinds", "diagonal"], "--kinds ['diagonal']; expected at least one of table_wise, row_wise"),
-        (
-            ["--optimizer", "lion"],
-            'Invalid value "lion" for --optimizer. Choose from: "sgd", "row_wise_adagrad"',
-        ),
+        (["--optimizer", "lion"], 'Invalid value "lion" for --optimizer. Choose from: "sgd", "row_wise_adagrad"'),
         (["--batch-size", "3"], "samples=3 for the 8 GPU(s) of 8xH100-SXM-80GB"),
         (["--table-gib", "0"], "table_bytes=0.0; expected bytes above 0"),
     ],

@@ -4,14 +4,13 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import pytest
 
 from lightning_predict.base.fields import Deferred, defer
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Size(Deferred):
     """A length, and an area that takes long to compute."""
@@ -20,11 +19,7 @@ class Size(Deferred):
     area: int
 
 
-COPIES: Final[list[Callable[[Size], Size]]] = [
-    copy.deepcopy,
-    lambda size: pickle.loads(pickle.dumps(size)),
-    replace,
-]
+COPIES: Final[list[Callable[[Size], Size]]] = [copy.deepcopy, lambda size: pickle.loads(pickle.dumps(size)), replace]
 
 
 def postponed(width: int) -> tuple[Size, list[int]]:

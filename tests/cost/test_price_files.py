@@ -184,14 +184,7 @@ ROW = {"provider": "P", "instance": "i", "gpu": "T4", "usd_per_hour": 1.5, "date
 def test_formats_hold_the_same_offer(name: str, text: str, tmp_path: Path) -> None:
     (offer,) = read_offers(written(tmp_path, text, name))
     assert offer == Offer(
-        provider="P",
-        instance="i",
-        gpu="T4",
-        num_gpus=1,
-        usd_per_hour=1.5,
-        date="2026-11-01",
-        source=name,
-        spot=True,
+        provider="P", instance="i", gpu="T4", num_gpus=1, usd_per_hour=1.5, date="2026-11-01", source=name, spot=True
     )
 
 

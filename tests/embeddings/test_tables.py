@@ -7,10 +7,7 @@ from torch import Tensor, nn
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.embeddings.step import checked_optimizer
-from lightning_predict.embeddings.tables import (
-    EmbeddingTable,
-    tables_of_trace,
-)
+from lightning_predict.embeddings.tables import EmbeddingTable, tables_of_trace
 from lightning_predict.record.optimizers import TABLE_OPTIMIZERS
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from tests.workloads.recommendation import Dlrm

@@ -17,12 +17,7 @@ from lightning_predict.embeddings.placement import place_tables
 from lightning_predict.embeddings.step import Assignment, plan_document, sharded_step
 from lightning_predict.embeddings.step_tables import without_tables
 from lightning_predict.embeddings.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
-from lightning_predict.embeddings.whole_step import (
-    ShardedEmbeddings,
-    WholeStep,
-    possible_plans,
-    table_optimizer,
-)
+from lightning_predict.embeddings.whole_step import ShardedEmbeddings, WholeStep, possible_plans, table_optimizer
 from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE
 from lightning_predict.kernels.models import kernel_models
@@ -65,8 +60,7 @@ def step() -> Trace:
     return recorded()
 
 
-FAST_HOST = host_of(0.1)
-"""A host that never keeps the device waiting: the values derived by hand here are device times."""
+FAST_HOST = host_of(0.1)  # A host that never keeps the device waiting: the values derived by hand here are device times
 
 
 def setting_of(layout: Layout) -> PredictionContext:
@@ -277,12 +271,7 @@ def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
     with pytest.raises(InvalidArgumentError, match=r"embedding='plan\.nowhere' is not auto, table_wise"):
         lp.predict(step, ["4xT4"], strategy="embedding=plan.nowhere", history=False)
     with pytest.raises(InvalidArgumentError, match="tables of one batch, and this step has 2"):
-        lp.predict(
-            replace(recorded(accumulated=2), batches=2),
-            ["4xT4"],
-            strategy="embedding=row_wise",
-            history=False,
-        )
+        lp.predict(replace(recorded(accumulated=2), batches=2), ["4xT4"], strategy="embedding=row_wise", history=False)
     with pytest.raises(InfeasiblePlanError, match="No sharding of the 4 table"):
         lp.predict(recorded(rows=200_000_000), ["2xT4"], strategy="embedding=auto", history=False)
     with pytest.raises(InvalidArgumentError, match="shares tables while each GPU holds all other layers; choose ddp"):

@@ -22,17 +22,11 @@ FILE: Final = Path("build") / "gpu-facts.json"
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact.
+    """One fact."""
 
-    Attributes:
-        words: Statement of the fact.
-        outcome: Whether it is.
-        detail: Measurement, or the reason for skipping.
-    """
-
-    words: str
-    outcome: Outcome
-    detail: str = ""
+    words: str  # Statement of the fact
+    outcome: Outcome  # Whether it is
+    detail: str = ""  # Measurement, or the reason for skipping
 
 
 def machine() -> dict[str, Any]:

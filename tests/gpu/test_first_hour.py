@@ -75,9 +75,7 @@ def test_a_block_of_steps_takes_as_long_a_step_as_fifty_in_a_row(record_property
     assert trace.running_step_seconds == pytest.approx(each, rel=0.05)
 
 
-def test_a_step_is_predicted_on_its_own_gpu_from_its_kernels_within_5_percent(
-    record_property: Note,
-) -> None:
+def test_a_step_is_predicted_on_its_own_gpu_from_its_kernels_within_5_percent(record_property: Note) -> None:
     trace, _ = resnet()
     origin = known(gpu_in_use(trace))
     assert trace.running_step_seconds is not None

@@ -31,11 +31,8 @@ Hopper: 4 x 512 x 2. B200: 4 x 1024 x 2.
 HALF_RATE_OTHERWISE = {"A10G", "L40", "L20", "GB10"}
 """Not GeForce, but half the rate with float32 accumulation: as data sheets state, or as was measured (GB10)."""
 
-THROTTLED = {"H20-96GB"}
-"""Cut below what its SMs could do, for export: 148 TFLOP/s."""
-
-WITHOUT_FLOAT64 = {*THROTTLED, "H800-SXM-80GB", "H800-PCIe-80GB"}
-"""float64 is cut to 1 TFLOP/s, for export."""
+THROTTLED = {"H20-96GB"}  # Cut below what its SMs could do, for export: 148 TFLOP/s
+WITHOUT_FLOAT64 = {*THROTTLED, "H800-SXM-80GB", "H800-PCIe-80GB"}  # float64 is cut to 1 TFLOP/s, for export
 
 
 WITHOUT_TENSOR_CORES = {"GTX-1660-Ti"}

@@ -23,11 +23,7 @@ def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
         ("P100-PCIe-16GB", ["has_winograd"], ["has_tensor_cores", "has_fast_stacked_memory"]),
         ("V100-SXM2-16GB", ["has_tensor_cores"], ["streams_norms"]),
         ("T4", ["streams_norms"], ["streams_softmax"]),
-        (
-            "A100-SXM-80GB",
-            ["streams_softmax"],
-            ["has_large_workspaces"],
-        ),
+        ("A100-SXM-80GB", ["streams_softmax"], ["has_large_workspaces"]),
         ("L4", [], ["has_warp_group_matmul"]),
         ("H100-SXM-80GB", ["has_warp_group_matmul"], []),
         ("RTX-5090", ["has_large_workspaces"], ["has_warp_group_matmul"]),
@@ -45,11 +41,7 @@ def test_gpu_of_a_new_vendor_inherits_from_its_model() -> None:
 
 @pytest.mark.parametrize(
     ("name", "row", "vendor"),
-    [
-        ("MI300P", "", "AMD"),
-        ("Max-1550", 'vendor = "Intel"', "Intel"),
-        ("H100-96GB", "", "NVIDIA"),
-    ],
+    [("MI300P", "", "AMD"), ("Max-1550", 'vendor = "Intel"', "Intel"), ("H100-96GB", "", "NVIDIA")],
 )
 def test_a_file_of_ones_own_says_the_vendor_or_its_name_does(name: str, row: str, vendor: str, tmp_path: Path) -> None:
     path = tmp_path / "gpus.toml"

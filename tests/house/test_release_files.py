@@ -19,8 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECIPE: Final[dict[str, Any]] = yaml.safe_load((ROOT / ".ci/conda/recipe.yaml").read_text(encoding="utf-8"))
 CONDA_NAMES: Final = {"torch": "pytorch"}
-WITHOUT_HASH = {"torch"}
-"""Its CPU builds come from another index, which serves other files under the same version."""
+WITHOUT_HASH = {"torch"}  # Its CPU builds come from another index, which serves other files under the same version
 
 
 def test_conda_recipe_has_the_dependencies_of_the_project() -> None:
@@ -67,10 +66,7 @@ def test_files_for_services_are_valid_yaml_and_call_what_exists(name: str) -> No
     for command in re.findall(r"run: make (.*)", text):
         assert {
             word for word in command.split() if "=" not in word and not word.startswith((".venv", "$", "}", "{"))
-        } <= {
-            *targets,
-            *re.findall(r"github\.run_number|matrix\.\w+", command),
-        }
+        } <= {*targets, *re.findall(r"github\.run_number|matrix\.\w+", command)}
     for script in re.findall(r"(?:run: |bash )(\.ci/\w+)", text):
         assert (ROOT / script).is_file()
 

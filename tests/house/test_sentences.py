@@ -36,14 +36,9 @@ PHRASES: Final = [
     re.compile(line, re.IGNORECASE)
     for line in (Path(__file__).parent / "discouraged_phrases.txt").read_text(encoding="utf-8").splitlines()
 ]
-MOST_PER_1000: Final = 2.0
-"""Maximum number of discouraged phrases per 1,000 words."""
-
-WORDS_OF_A_MESSAGE: Final = 4
-"""Minimum number of words for a string to count as a message, not as a name."""
-
-MOST_WORDS: Final = 25
-"""Maximum number of words of a sentence in default output."""
+MOST_PER_1000: Final = 2.0  # Maximum number of discouraged phrases per 1,000 words
+WORDS_OF_A_MESSAGE: Final = 4  # Minimum number of words for a string to count as a message, not as a name
+MOST_WORDS: Final = 25  # Maximum number of words of a sentence in default output
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:

@@ -27,30 +27,20 @@ from lightning_predict.observe import budget, rank_agreement, watched_loop
 from tests.callbacks.rank_surroundings import full_disk
 
 STEPS: Final = 40
-AT_STEP: Final = 6
-"""Number of steps before the fault."""
-
-WAIT_SECONDS: Final = 3.0
-"""Timeout of joint decisions in these loops, so that a missing rank costs seconds."""
+AT_STEP: Final = 6  # Number of steps before the fault
+WAIT_SECONDS: Final = 3.0  # Timeout of joint decisions in these loops, so that a missing rank costs seconds
 
 
 @dataclass(frozen=True)
 class Case:
-    """A loop on two ranks.
+    """A loop on two ranks."""
 
-    Attributes:
-        hours: Budget; None without a watch.
-        fault: `sleep`, `kill`, `disk`, `late`, or the name of a method of `WatchedRun` that fails; empty without.
-        rank: The rank of the fault.
-        watches: Ranks that watch their loop.
-        step_seconds: Seconds that a step waits.
-    """
-
-    hours: float | None = 1000.0
+    hours: float | None = 1000.0  # Budget; None without a watch
+    # `sleep`, `kill`, `disk`, `late`, or the name of a method of `WatchedRun` that fails; empty without
     fault: str = ""
-    rank: int = 0
-    watches: tuple[int, ...] = (0, 1)
-    step_seconds: float = 0.0
+    rank: int = 0  # The rank of the fault
+    watches: tuple[int, ...] = (0, 1)  # Ranks that watch their loop
+    step_seconds: float = 0.0  # Seconds that a step waits
 
 
 LATE: Final = {"hours": 2.5 / 3600, "fault": "late", "step_seconds": 0.05}

@@ -12,8 +12,7 @@ from lightning_predict.kernels.translation import translate
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
-SIZE = 4.0 * 1024
-"""Bytes of a tensor of 1,024 numbers."""
+SIZE = 4.0 * 1024  # Bytes of a tensor of 1,024 numbers
 
 
 def recorded(step: object, *shape: int, dtype: torch.dtype = torch.float32) -> Trace:

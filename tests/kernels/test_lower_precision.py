@@ -95,8 +95,7 @@ def check(items: list[OperationShape], models: BundledModels, gpus: list[Gpu]) -
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name for name in operation_names() if operation_spec(name).units in ("tensor", "vector")],
+    "name", [name for name in operation_names() if operation_spec(name).units in ("tensor", "vector")]
 )
 def test_no_operation_is_slower_in_fewer_bits(name: str, models: BundledModels) -> None:
     check(of_every_size(name), models, GPUS if name in ON_EVERY_GPU else KINDS)

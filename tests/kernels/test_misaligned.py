@@ -67,11 +67,7 @@ def test_the_gradient_of_a_weight_with_an_odd_number_of_rows_is_slow() -> None:
     products = [p for item in work_items(trace) for p in item.shapes if p.operation == "linear"]
     # Output, and the gradients of the data and of the weight: the gradient of the output, with rows of 50257, is a
     # factor of both, in the last as a transposed view. That product is (50257, 512, 4096), its rows in memory 50257.
-    assert [shape.dims for shape in products] == [
-        (1, 4096, 50257, 512),
-        (1, 4096, 512, 50257),
-        (1, 512, 50257, 4096),
-    ]
+    assert [shape.dims for shape in products] == [(1, 4096, 50257, 512), (1, 4096, 512, 50257), (1, 512, 50257, 4096)]
     assert all(least_seconds(batch_shapes([shape])).item() > 0 for shape in products)
 
 

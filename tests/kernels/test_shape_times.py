@@ -12,11 +12,7 @@ from lightning_predict.kernels.families.convolution import as_matmul
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_shape
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, roofline_seconds
-from lightning_predict.kernels.timing import (
-    compute_dtype_on,
-    predict_operation_times,
-    uses_float32_fallback,
-)
+from lightning_predict.kernels.timing import compute_dtype_on, predict_operation_times, uses_float32_fallback
 from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROGATE_SPREAD
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.hardware.kinds import one_of_each_kind

@@ -22,8 +22,7 @@ from tests.example_gpu import BIG, SMALL
 
 GAMMAS = st.floats(0, 1)
 BLOCKS = st.integers(1, 1_000_000)
-LONG_SECONDS = 1e6
-"""So long that the part which no GPU shortens does not count."""
+LONG_SECONDS = 1e6  # So long that the part which no GPU shortens does not count
 
 
 def kernel(blocks: int, *, threads: int = 256, registers: int = 32, shared: int = 0) -> Kernel:

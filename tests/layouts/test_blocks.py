@@ -138,8 +138,7 @@ def test_model_without_attention_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "position"),
-    [("blocks.1.attention.output", 1), ("blocks.1", 1), ("blocks.10.norm", None), (None, None)],
+    ("module", "position"), [("blocks.1.attention.output", 1), ("blocks.1", 1), ("blocks.10.norm", None), (None, None)]
 )
 def test_block_of_a_module(module: str | None, position: int | None) -> None:
     assert block_of(module, positions_of(find_blocks(trace_of(2)[0]))) == position

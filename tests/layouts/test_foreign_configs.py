@@ -287,11 +287,7 @@ def strategy_of(folder: Path, name: str, text: str) -> Strategy:
             "zero2,pipeline=2,micro_batches=4,batch_samples=8,recompute=layers,reduce_dtype=float32",
         ),
         ("auto.json", ZERO2, "zero2,offload=optimizer"),
-        (
-            "a.json",
-            '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4}',
-            "fsdp,batch_samples=4",
-        ),
+        ("a.json", '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 4}', "fsdp,batch_samples=4"),
         ("a.json", '{"zero_optimization": {"stage": 1, "overlap_comm": false}}', "zero1,overlap_grad_reduce=false"),
         ("a.json", '{"bf16": {"enabled": true}, "communication_data_type": "fp32"}', "ddp,reduce_dtype=float32"),
         (
@@ -498,21 +494,13 @@ def test_foreign_configuration_equals_strategy_in_words(tmp_path: Path, name: st
             "distributed_type: FSDP\nparallelism_config: {parallelism_config_sp_size: 2}",
             "parallelism_config_sp_size = 2 has no word here",
         ),
-        (
-            "a.yaml",
-            "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}",
-            "offload_params = True has",
-        ),
+        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}", "offload_params = True has"),
         ("a.yaml", "distributed_type: MEGATRON_LM", "distributed_type = 'MEGATRON_LM' has no word here"),
         ("a.yaml", "distributed_type: FSDP\nmixed_precision: fp8", "mixed_precision = 'fp8' has no word here"),
         ("a.yaml", "micro_batch_size: 1\ndeepspeed: ds/none.json", "names ds/none.json, which is neither beside it"),
         ("a.yaml", "micro_batch_size: 1\nexpert_parallel_size: 4", "expert_parallel_size = 4 has no word here"),
         ("a.yaml", "micro_batch_size: 1\nactivation_offloading: true", "activation_offloading = True has no word here"),
-        (
-            "a.yaml",
-            "micro_batch_size: 1\ngradient_checkpointing: offload",
-            "= 'offload' has no word here",
-        ),
+        ("a.yaml", "micro_batch_size: 1\ngradient_checkpointing: offload", "= 'offload' has no word here"),
         ("a.yaml", "deepspeed: zero3.json\ncontext_parallel_size: 8", "context_parallel_size = 8 has no word here"),
         (
             "a.yml",

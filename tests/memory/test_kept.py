@@ -7,24 +7,14 @@ import pytest
 
 from lightning_predict.hardware import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
-from lightning_predict.memory.libraries import (
-    context_bytes,
-    nccl_bytes,
-)
-from lightning_predict.memory.simulation import (
-    blocks_of,
-    gradient_bytes,
-    least_reserved_bytes,
-)
+from lightning_predict.memory.libraries import context_bytes, nccl_bytes
+from lightning_predict.memory.simulation import blocks_of, gradient_bytes, least_reserved_bytes
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.trace import Trace
 from tests.kept import Kept, example, many_calls, numbers
 
 GPUS: Final = ("T4", "A100-SXM-80GB", "H100-SXM-80GB")
-VARIANTS: Final[dict[str, dict[str, Any]]] = {
-    "as recorded": {},
-    "without gradients": {"gradient_bytes": None},
-}
+VARIANTS: Final[dict[str, dict[str, Any]]] = {"as recorded": {}, "without gradients": {"gradient_bytes": None}}
 
 
 def traces(name: str) -> dict[str, Trace]:

@@ -69,8 +69,7 @@ TENSORS, RESERVED = 98, 98 + 30
         # The logits are freed late: the gradient is written while they are live.
         (
             replace(
-                STEP,
-                operations=(*STEP.operations[:2], replace(STEP.operations[2], freed=(3,)), STEP.operations[3]),
+                STEP, operations=(*STEP.operations[:2], replace(STEP.operations[2], freed=(3,)), STEP.operations[3])
             ),
             16,
         ),

@@ -17,40 +17,26 @@ from typing import Any, Final
 
 from lightning_predict.base.interval import Interval
 
-Of = Callable[[int], float]
-"""Seconds by the number of a batch."""
+Of = Callable[[int], float]  # Seconds by the number of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A run.
+    """A run."""
 
-    Attributes:
-        step: Seconds of a batch by its number from 0.
-        wait: Seconds before it.
-        epochs: Epochs.
-        batches: Batches of an epoch.
-        check: Seconds of the batches of the sanity check.
-        validation: Seconds of the batches of a validation run, by its number.
-        between: Seconds from the beginning of an epoch but the first to its first batch, beyond the wait.
-        closing: Seconds that an epoch ends with.
-        accumulation: Batches of a window.
-        workers: Workers that make the batches of training and of validation.
-        last_share: Samples of an epoch's last batch over those of others.
-        predicts: Batch after which a prediction is made, and its seconds; None without a prediction.
-    """
-
-    step: Of
-    wait: Of = lambda batch: 0.01
-    epochs: int = 4
-    batches: int = 50
-    check: Sequence[float] = ()
+    step: Of  # Seconds of a batch by its number from 0
+    wait: Of = lambda batch: 0.01  # Seconds before it
+    epochs: int = 4  # Epochs
+    batches: int = 50  # Batches of an epoch
+    check: Sequence[float] = ()  # Seconds of the batches of the sanity check
+    # Seconds of the batches of a validation run, by its number
     validation: Callable[[int], Sequence[float]] = lambda run: ()
-    between: float = 0.0
-    closing: float = 0.0
-    accumulation: int = 1
-    workers: int = 0
-    last_share: float = 1.0
+    between: float = 0.0  # Seconds from the beginning of an epoch but the first to its first batch, beyond the wait
+    closing: float = 0.0  # Seconds that an epoch ends with
+    accumulation: int = 1  # Batches of a window
+    workers: int = 0  # Workers that make the batches of training and of validation
+    last_share: float = 1.0  # Samples of an epoch's last batch over those of others
+    # Batch after which a prediction is made, and its seconds; None without a prediction
     predicts: tuple[int, float] | None = None
 
     @property
@@ -103,8 +89,7 @@ def wandering(of: Of, seed: int, *, spread: float = 0.15, length: int = 20) -> O
     return lambda batch: of(batch) * levels[batch % len(levels)]
 
 
-PREFETCHED: Final = 2
-"""Batches that a worker of torch's loader makes ahead."""
+PREFETCHED: Final = 2  # Batches that a worker of torch's loader makes ahead
 
 
 def waits_for(
@@ -354,30 +339,18 @@ def family_of_workers(seed: int) -> Scenario:
     starts = draws.uniform(0.03, 0.15)
     waits = waits_for(make, step=of, workers=workers, batches=batches, runs=epochs, starts=starts, predicts=predicts)
     return Scenario(
-        step=of,
-        wait=lambda batch: waits[batch],
-        epochs=epochs,
-        batches=batches,
-        workers=workers,
-        predicts=predicts,
+        step=of, wait=lambda batch: waits[batch], epochs=epochs, batches=batches, workers=workers, predicts=predicts
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Forecast at a moment, against the actual time.
+    """Forecast at a moment, against the actual time."""
 
-    Attributes:
-        moment: When.
-        believed: Seconds believed to be left; None if nothing was.
-        actual: Seconds that were.
-        spent: Seconds that had passed.
-    """
-
-    moment: str
-    believed: Interval[float] | None
-    actual: float
-    spent: float
+    moment: str  # When
+    believed: Interval[float] | None  # Seconds believed to be left; None if nothing was
+    actual: float  # Seconds that were
+    spent: float  # Seconds that had passed
 
     @property
     def error(self) -> float:

@@ -5,12 +5,7 @@ from typing import Final
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.budget import check_forecast, check_use
 from lightning_predict.observe.meters import QUANTITIES, Meter
-from lightning_predict.observe.remaining import (
-    Position,
-    Validation,
-    remaining,
-    workload,
-)
+from lightning_predict.observe.remaining import Position, Validation, remaining, workload
 from lightning_predict.observe.steady_state import estimate_mean, warmup_end
 from tests.kept import Kept, ends, numbers, overall
 from tests.observe.scenarios import SCENARIOS, Scenario, family, family_of_workers, moments

@@ -11,11 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.observe import rank_agreement as module
-from lightning_predict.observe.rank_agreement import (
-    AgreementSchedule,
-    StoreAgreement,
-    wait_seconds,
-)
+from lightning_predict.observe.rank_agreement import AgreementSchedule, StoreAgreement, wait_seconds
 
 Decide = Callable[[StoreAgreement, int], Any]
 
@@ -89,13 +85,7 @@ def test_the_wait_ends_by_the_clock() -> None:
         now[0] += seconds
 
     meetings = StoreAgreement(
-        HashStore(),
-        rank=0,
-        world_size=2,
-        name="test",
-        wait_seconds=60.0,
-        clock=lambda: now[0],
-        sleep=sleep,
+        HashStore(), rank=0, world_size=2, name="test", wait_seconds=60.0, clock=lambda: now[0], sleep=sleep
     )
     with pytest.raises(LightningPredictError, match="within 60 s"):
         meetings.agree(dict)

@@ -13,10 +13,7 @@ import pytest
 from lightning_predict.base.errors import NothingRecordedError
 from lightning_predict.observe import recorder as recorders
 from lightning_predict.observe.optimizer_steps import StepCounter, StepKind, WindowSize, merge_varying_kinds
-from lightning_predict.observe.recorder import (
-    StepRecorder,
-    ValidationRecorder,
-)
+from lightning_predict.observe.recorder import StepRecorder, ValidationRecorder
 from lightning_predict.observe.run_observer import RunObserver
 from lightning_predict.record.trace import Trace
 from tests.known import known

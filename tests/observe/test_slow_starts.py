@@ -12,15 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.observe.scenarios import (
-    SPEEDS,
-    Scenario,
-    decay,
-    made_by_workers,
-    noisy,
-    speeds,
-    stalled,
-)
+from tests.observe.scenarios import SPEEDS, Scenario, decay, made_by_workers, noisy, speeds, stalled
 from tests.observe.simulating import forecasts, stopped
 
 

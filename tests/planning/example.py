@@ -57,8 +57,7 @@ TWO_JOBS = PlanningProblem(
 
 STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
 
-ONE_EVENT = replace(TWO_JOBS, period_seconds=1e9)
-"""Only submissions and ends are events."""
+ONE_EVENT = replace(TWO_JOBS, period_seconds=1e9)  # Only submissions and ends are events
 
 
 def at_start(problem: PlanningProblem) -> PlanState:

@@ -9,15 +9,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.planning.expected_cost import DRAWS, plan_outlook, time_draws
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.policies import candidates, cheapest_plan
-from lightning_predict.planning.problem import (
-    Job,
-    Limits,
-    MachineType,
-    Placement,
-    PlanningProblem,
-    PlanState,
-    Rental,
-)
+from lightning_predict.planning.problem import Job, Limits, MachineType, Placement, PlanningProblem, PlanState, Rental
 from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, crowd, on
 

@@ -156,10 +156,7 @@ def test_moving_to_another_node_of_the_same_type_costs_a_restart() -> None:
     jobs = tuple(job(name, hours={on("large", 2): 2.0}, deadline=9.0) for name in "ab")
     apart = {name: Placement(node=node, configuration=on("large", 2)) for node, name in enumerate("ab")}
     situation = PlanState(
-        now_seconds=0.0,
-        remaining={"a": 1.0, "b": 1.0},
-        running=apart,
-        started={name: on("large", 2) for name in "ab"},
+        now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running=apart, started={name: on("large", 2) for name in "ab"}
     )
     for restart_hours, nodes in ((0.9, 1), (1.1, 2)):
         problem = replace(HOURLY, jobs=jobs, restart_seconds=restart_hours * HOUR)

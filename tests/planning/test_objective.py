@@ -20,8 +20,7 @@ from lightning_predict.planning.objective import (
 from lightning_predict.planning.problem import Formulation, Placement, PlanState
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, at_start, job, on
 
-HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)
-"""A horizon of one hour makes the sums easy."""
+HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)  # A horizon of one hour makes the sums easy
 
 
 def test_a_cell_is_the_share_after_the_horizon_and_the_tardiness() -> None:

@@ -32,13 +32,7 @@ def test_the_plan_is_never_dearer_than_a_queue_rule() -> None:
 @settings(max_examples=8, deadline=None)
 def test_no_queue_rule_is_cheaper_for_any_restart_time(seed: int, restart: float, shares: bool, setting: str) -> None:
     # A queue rule starts each job once, so that among near equals no plan with fewer moves can be preferred to it.
-    problem = random_problem(
-        nodes=1,
-        mean_gap_seconds=60.0,
-        seed=seed,
-        setting=setting,
-        restart_seconds=restart,
-    )
+    problem = random_problem(nodes=1, mean_gap_seconds=60.0, seed=seed, setting=setting, restart_seconds=restart)
     formulation = Formulation(shares_gpus=shares)
     problem = replace(problem, jobs=problem.jobs[:5], limits=Limits(nodes=2), formulation=formulation)
     rules = QUEUE_RULES if shares else BASELINES

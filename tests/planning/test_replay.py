@@ -53,10 +53,7 @@ def test_a_job_that_ends_before_it_would_move_is_not_started_again() -> None:
 
 
 def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
-    jobs = (
-        job("a", hours={on("small", 1): 1.0}, deadline=1.5),
-        job("b", hours={on("small", 1): 1.0}, deadline=2.5),
-    )
+    jobs = (job("a", hours={on("small", 1): 1.0}, deadline=1.5), job("b", hours={on("small", 1): 1.0}, deadline=2.5))
     problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR)
     plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)})))
     replayed = replay(plan.segments, problem, slowed(problem, {"a": 2.0}))

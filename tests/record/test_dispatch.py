@@ -117,14 +117,7 @@ def test_attention_is_one_operation_with_arguments(device: str) -> None:
         attend(query, query, query, mask, dropout_p=0.0).sum().backward()
 
     whole = [o for o in operations_of(step) if "attention" in o.name]
-    assert (
-        names(whole)
-        == [
-            "aten::scaled_dot_product_attention",
-            "aten::scaled_dot_product_attention_backward",
-        ]
-        * 2
-    )
+    assert names(whole) == ["aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward"] * 2
     grouped, masked = whole[0], whole[2]
     assert grouped.arguments == {
         "dropout_p": 0.0,

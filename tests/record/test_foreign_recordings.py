@@ -10,14 +10,7 @@ import lightning_predict as lp
 from lightning_predict.base.errors import TraceError, TraceFormatError, UnknownGpuError
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.trace import Trace
-from tests.record.kineto_files import (
-    ENGINE_THREAD,
-    LAUNCH,
-    Device,
-    mark,
-    steps,
-    write,
-)
+from tests.record.kineto_files import ENGINE_THREAD, LAUNCH, Device, mark, steps, write
 from tests.record.test_events import event
 from tests.record.workloads import names
 
@@ -160,10 +153,7 @@ def test_missing_shapes_are_noted(tmp_path: Path) -> None:
 
 
 def test_amd_recording_is_rejected(tmp_path: Path) -> None:
-    for row in (
-        {"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64},
-        {"id": 0, "name": "", "warpSize": 64},
-    ):
+    for row in ({"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64}, {"id": 0, "name": "", "warpSize": 64}):
         path = write(tmp_path / "amd.json", one_product(), gpu=row)
         with pytest.raises(
             TraceFormatError, match=r"amd\.json was recorded on .*AMD.*NVIDIA GPUs only are read, so far"

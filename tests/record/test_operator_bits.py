@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from lightning_predict.record.dispatch import DispatchRecorder
 
 GROUPS: Final = 8
-SAMPLES: Final = 4
-"""Samples of an operator; most have fewer than ten."""
+SAMPLES: Final = 4  # Samples of an operator; most have fewer than ten
 
 NOT_REPEATABLE: Final = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
     "new_empty_strided", "linalg.lstsq"})  # fmt: skip

@@ -6,8 +6,7 @@ import pytest
 
 from lightning_predict.record.phases import PhaseRules
 
-Call = tuple[str, dict[str, Any], str]
-"""Name of an operation, facts about it, and its expected phase."""
+Call = tuple[str, dict[str, Any], str]  # Name of an operation, facts about it, and its expected phase
 
 NO_GRAD = {"grad_enabled": False}
 BACKWARD: Call = ("aten::mm", {"in_backward": True, **NO_GRAD}, "backward")

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_predict.record.attribution import (
-    COMPOSITE_OPERATIONS,
-    PARTLY_COMPOSITE,
-    is_composite,
-)
+from lightning_predict.record.attribution import COMPOSITE_OPERATIONS, PARTLY_COMPOSITE, is_composite
 from lightning_predict.record.signatures import (
     ATTENTION,
     SIGNATURES,

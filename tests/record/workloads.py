@@ -40,18 +40,12 @@ class Mixed(nn.Module):
 
 
 class Training:
-    """A model, its optimizer and data, with a step that advances all three.
-
-    Attributes:
-        model: The model.
-        optimizer: Its optimizer.
-        data: Input of each step.
-    """
+    """A model, its optimizer and data, with a step that advances all three."""
 
     def __init__(self, model: nn.Module, data: Tensor, *, clip: bool = False, **adamw: Any) -> None:
-        self.model = model
-        self.data = data
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **adamw)
+        self.model = model  # The model
+        self.data = data  # Input of each step
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **adamw)  # Its optimizer
         self._clip = clip
 
     def __call__(self) -> Tensor:

@@ -12,11 +12,7 @@ import pytest
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
-from lightning_predict.regression.end_to_end import (
-    RegressionOptions,
-    fit_regression,
-    terms_of,
-)
+from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, terms_of
 from lightning_predict.regression.runs import PastRun, RunSetting
 from tests.known import known
 

@@ -220,11 +220,7 @@ def test_slow_loader_bounds_fast_gpu(step_seconds: float, total: float) -> None:
 )
 def test_time_limit_ends_the_run(limit: float | None, total: Interval[float], is_cut_off: bool) -> None:
     run = Run(
-        gpu="T4",
-        training_seconds=20.0,
-        validation_seconds=0.0,
-        total=Interval(10.0, 20.0, 30.0),
-        cycle_seconds=1.0,
+        gpu="T4", training_seconds=20.0, validation_seconds=0.0, total=Interval(10.0, 20.0, 30.0), cycle_seconds=1.0
     ).cut_off(limit)
     assert (run.total, run.is_cut_off) == (total, is_cut_off)
     endless = predict_run(STEP, Workload()).cut_off(60.0)

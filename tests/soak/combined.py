@@ -123,12 +123,7 @@ def _has_error(case: Case) -> bool:
 
 
 def _fitted(
-    number: int,
-    case: Case,
-    folder: str,
-    with_callbacks: bool,
-    found: dict[int, Any],
-    device: FakeDevice | None,
+    number: int, case: Case, folder: str, with_callbacks: bool, found: dict[int, Any], device: FakeDevice | None
 ) -> None:
     small = Small("lightning.pytorch")
     model = _model(small, case, number)

@@ -240,13 +240,7 @@ def in_transformers(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], o
             eval_strategy="steps",
             eval_steps=10,
         )
-        Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=rows,
-            eval_dataset=rows[:8],
-            callbacks=callbacks,
-        ).train()
+        Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=callbacks).train()
 
     return model, train
 

@@ -197,8 +197,7 @@ def ran(mutant: Mutant | None, file: str, *, seconds: float) -> tuple[bool, floa
     return False, seconds
 
 
-LONGER: Final = 3.0
-"""Times as long as without a change a file may take; a slower change is noticed by the timeout."""
+LONGER: Final = 3.0  # Times as long as without a change a file may take; a slower change is noticed by the timeout
 
 
 def is_noticed(mutant: Mutant, seconds: float, unchanged: dict[str, tuple[bool, float]]) -> bool:

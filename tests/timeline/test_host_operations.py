@@ -10,8 +10,7 @@ from lightning_predict.timeline.simulation import START_SECONDS, HostOperation, 
 from lightning_predict.uncertainty import FASTEST_HOST, SLOWEST_HOST
 from tests.timeline.example_host import ALONE, HOST, OVERHEADS, START, T1, T2, T3, T4, T5
 
-USUAL = T1 + T2 + T4 + T3
-"""Host time of an operation with one launch."""
+USUAL = T1 + T2 + T4 + T3  # Host time of an operation with one launch
 
 
 def launching(

@@ -34,11 +34,7 @@ def kernel(launched: float, length: float, *, start: float = 0, seconds: float =
 
 def operation(start: float, length: float, *kernels: Kernel, name: str = "aten::mm") -> Operation:
     return Operation(
-        name=name,
-        phase="forward",
-        kernels=kernels,
-        host_start_seconds=start * 1e-6,
-        host_seconds=length * 1e-6,
+        name=name, phase="forward", kernels=kernels, host_start_seconds=start * 1e-6, host_seconds=length * 1e-6
     )
 
 

@@ -6,11 +6,7 @@ import pytest
 from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, predict_work_times
 from lightning_predict.record.trace import Trace
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
-from lightning_predict.timeline.same_gpu_check import (
-    SameGpuCheck,
-    corrected_iterations,
-    same_gpu_check,
-)
+from lightning_predict.timeline.same_gpu_check import SameGpuCheck, corrected_iterations, same_gpu_check
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.known import known
@@ -18,8 +14,7 @@ from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_tr
 
 EXPONENT = RATIO_EXPONENTS["same units"]
 
-PREDICTED = 2 * 2 * 4096**3 / 1e12
-"""A product of 4096 in float32 at half of SMALL's 1 TFLOP/s."""
+PREDICTED = 2 * 2 * 4096**3 / 1e12  # A product of 4096 in float32 at half of SMALL's 1 TFLOP/s
 
 
 def cuda_trace(*steps: float, sizes: int = 1) -> Trace:

@@ -87,11 +87,5 @@ def test_file_without_spread_is_refused(tmp_path: Path) -> None:
 def test_interval_covers_spread_of_sources_with_same_gpu() -> None:
     """Sources deviate by 0.111 as a whole, each time here by 5 %: exp(2 x sqrt(0.111² + (0.954 x 0.049)²)) = 1.27."""
     times = Interval.from_factor(np.ones((1, 3)), 1.0)
-    low, high = device_ends(
-        times,
-        ["linear"] * 3,
-        [1, 2, 3],
-        bundled_spread(),
-        is_validated=np.ones(1, dtype=np.bool_),
-    )
+    low, high = device_ends(times, ["linear"] * 3, [1, 2, 3], bundled_spread(), is_validated=np.ones(1, dtype=np.bool_))
     assert 1.25 < float(high[0] / low[0]) < 1.3

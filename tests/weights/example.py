@@ -14,8 +14,7 @@ from lightning_predict.weights.files import sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
 from lightning_predict.weights.records import GpuWeights, Layer, NetworkWeights
 
-GPUS = ("T4", "L4", "L40S")
-"""GPUs whose weights are published for several processes at once."""
+GPUS = ("T4", "L4", "L40S")  # GPUs whose weights are published for several processes at once
 
 
 def network(family: str = "toy", *, inputs: int = 3, members: int = 2, bias: float = 0.0) -> NetworkWeights:
@@ -67,33 +66,20 @@ def publish(folder: Path, *gpus: str, bias: float = 0.0) -> Manifest:
 
 @dataclass
 class Server:
-    """Behaviour of the server, and its requests.
+    """Behaviour of the server, and its requests."""
 
-    Attributes:
-        folder: Files that it serves.
-        failures: Answers of 500 that remain, by file name.
-        stalls: No answer comes until the server closes.
-        alter: Changes a body on its way out; the length that was promised stays.
-        headers: Sent with each answer.
-        redirect: Where to send who asks, instead of an answer.
-        drips: A byte comes now and then, until the server closes.
-        requests: File names in the order that they were asked for.
-        answered: File names that were sent to their end.
-        url: Its address.
-        closes: Set when it is to end.
-    """
-
-    folder: Path
-    failures: dict[str, int] = field(default_factory=dict)
-    stalls: bool = False
+    folder: Path  # Files that it serves
+    failures: dict[str, int] = field(default_factory=dict)  # Answers of 500 that remain, by file name
+    stalls: bool = False  # No answer comes until the server closes
+    # Changes a body on its way out; the length that was promised stays
     alter: Callable[[str, bytes], bytes] = lambda name, body: body
-    headers: dict[str, str] = field(default_factory=dict)
-    redirect: str = ""
-    drips: bool = False
-    requests: list[str] = field(default_factory=list)
-    answered: list[str] = field(default_factory=list)
-    url: str = ""
-    closes: threading.Event = field(default_factory=threading.Event)
+    headers: dict[str, str] = field(default_factory=dict)  # Sent with each answer
+    redirect: str = ""  # Where to send who asks, instead of an answer
+    drips: bool = False  # A byte comes now and then, until the server closes
+    requests: list[str] = field(default_factory=list)  # File names in the order that they were asked for
+    answered: list[str] = field(default_factory=list)  # File names that were sent to their end
+    url: str = ""  # Its address
+    closes: threading.Event = field(default_factory=threading.Event)  # Set when it is to end
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Example::
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -62,24 +62,15 @@ class _Repeated(Dataset[Batch]):
         return self.batch
 
 
-@final
 @dataclass(frozen=True)
 class Workload:
-    """A model with its data.
+    """A model with its data."""
 
-    Attributes:
-        name: Name.
-        module: The LightningModule, tiny for the CPU or as published.
-        batch: A batch for it, on the default device; `full` has the published batch and sizes.
-        parameters: Parameters of the full size.
-        source: Where the number comes from.
-    """
-
-    name: str
-    module: Callable[[Size], LightningModule]
-    batch: Callable[[Size], Batch]
-    parameters: int
-    source: str
+    name: str  # Name
+    module: Callable[[Size], LightningModule]  # The LightningModule, tiny for the CPU or as published
+    batch: Callable[[Size], Batch]  # A batch for it, on the default device; `full` has the published batch and sizes
+    parameters: int  # Parameters of the full size
+    source: str  # Where the number comes from
 
 
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -139,11 +139,7 @@ def test_validation_is_divided_like_training(llama_trace: Trace) -> None:
     [
         ("16xH100-SXM-80GB", "ddp,tensor=16", "tensor=16 does not divide the 32 heads with 8 of keys and values"),
         ("8xH100-SXM-80GB", "ddp,pipeline=8", "pipeline=8 stages for 4 transformer block"),
-        (
-            "2xH100-SXM-80GB",
-            "ddp,pipeline=2,micro_batches=16",
-            r"micro_batches=16 of a batch of 8 sample\(s\)",
-        ),
+        ("2xH100-SXM-80GB", "ddp,pipeline=2,micro_batches=16", r"micro_batches=16 of a batch of 8 sample\(s\)"),
     ],
 )
 def test_degrees_must_fit_the_model(llama_trace: Trace, gpus: str, strategy: str, message: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 
@@ -28,24 +28,15 @@ GPU: Final = "A100-SXM-40GB"
 RELEASE: Final = "2.2"
 
 
-@final
 @dataclass(frozen=True)
 class Row:
-    """A row of the page.
+    """A row of the page."""
 
-    Attributes:
-        name: As the page calls it.
-        step: Name of the function of `workloads/keras_page.py` that makes its step.
-        eager: Measured milliseconds of a step.
-        compiled: The same, compiled.
-        allows_tf32: Its compiled step computes products in float32 as TF32.
-    """
-
-    name: str
-    step: str
-    eager: float
-    compiled: float
-    allows_tf32: bool = False
+    name: str  # As the page calls it
+    step: str  # Name of the function of `workloads/keras_page.py` that makes its step
+    eager: float  # Measured milliseconds of a step
+    compiled: float  # The same, compiled
+    allows_tf32: bool = False  # Its compiled step computes products in float32 as TF32
 
 
 ROWS: Final = (

@@ -96,12 +96,7 @@ def t5_trace() -> lp.Trace:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        d_model=WIDTH,
-        d_ff=2048,
-        num_layers=12,
-        num_heads=12,
-        feed_forward_proj="gated-gelu",
-        dropout_rate=0,
+        d_model=WIDTH, d_ff=2048, num_layers=12, num_heads=12, feed_forward_proj="gated-gelu", dropout_rate=0
     )
     config.decoder_start_token_id = 0
     with torch.device("meta"):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 import torch.nn.functional as functional
@@ -29,8 +29,7 @@ GPU: Final = "A100-SXM-80GB"
 RELEASE: Final = "2.1"
 WIDTHS: Final = (320, 640, 1280, 1280)
 HEADS: Final = 8
-BLOCKS: Final = 2
-"""Residual blocks of a level on the way down; one more on the way up."""
+BLOCKS: Final = 2  # Residual blocks of a level on the way down; one more on the way up
 
 EMBEDDED: Final = 1280
 WORDS: Final = 77
@@ -38,28 +37,17 @@ WORD_WIDTH: Final = 768
 SIDE: Final = 512
 
 
-@final
 @dataclass(frozen=True)
 class Row:
-    """A row of the page.
+    """A row of the page."""
 
-    Attributes:
-        name: What changed.
-        batch: Samples of a step.
-        samples_per_second: Measured.
-        gigabytes: Measured memory.
-        fused: Attention is fused.
-        channels_last: Tensors are laid out so.
-        compiled: The step is compiled.
-    """
-
-    name: str
-    batch: int
-    samples_per_second: float
-    gigabytes: float
-    fused: bool = True
-    channels_last: bool = True
-    compiled: bool = False
+    name: str  # What changed
+    batch: int  # Samples of a step
+    samples_per_second: float  # Measured
+    gigabytes: float  # Measured memory
+    fused: bool = True  # Attention is fused
+    channels_last: bool = True  # Tensors are laid out so
+    compiled: bool = False  # The step is compiled
 
 
 ROWS: Final = (

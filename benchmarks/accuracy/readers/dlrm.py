@@ -15,8 +15,7 @@ from benchmarks.accuracy.case import Case, Step, machines
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.workloads.dlrm import criteo_trace
 
-GPUS: Final = {"V100 32GB": "V100-SXM2-32GB", "A100 80GB": "A100-SXM-80GB"}
-"""GPUs by a part of the name of a machine."""
+GPUS: Final = {"V100 32GB": "V100-SXM2-32GB", "A100 80GB": "A100-SXM-80GB"}  # GPUs by a part of the name of a machine
 
 MOST_GPUS: Final = 8
 

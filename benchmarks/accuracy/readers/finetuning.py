@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 import torch.nn.functional as functional
@@ -30,28 +30,17 @@ VOCABULARY: Final = 151_936
 RANK: Final = 64
 
 
-@final
 @dataclass(frozen=True)
 class Model:
-    """A model of the page.
+    """A model of the page."""
 
-    Attributes:
-        name: As the page calls it.
-        width: Of a token.
-        layers: Blocks.
-        heads: Of attention.
-        inner: Width between the layers of a block.
-        seconds: Measured time of an update, by `LENGTHS`.
-        gigabytes: Measured memory, by `LENGTHS`.
-    """
-
-    name: str
-    width: int
-    layers: int
-    heads: int
-    inner: int
-    seconds: tuple[float, ...]
-    gigabytes: tuple[float, ...]
+    name: str  # As the page calls it
+    width: int  # Of a token
+    layers: int  # Blocks
+    heads: int  # Of attention
+    inner: int  # Width between the layers of a block
+    seconds: tuple[float, ...]  # Measured time of an update, by `LENGTHS`
+    gigabytes: tuple[float, ...]  # Measured memory, by `LENGTHS`
 
 
 MODELS: Final = (

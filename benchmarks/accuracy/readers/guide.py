@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 
@@ -28,28 +28,17 @@ SEQUENCES: Final = 4
 TOKENS: Final = 512
 
 
-@final
 @dataclass(frozen=True)
 class Row:
-    """A run of the guide.
+    """A run of the guide."""
 
-    Attributes:
-        name: Option that was added.
-        seconds: Measured, of the run.
-        mebibytes: Measured memory.
-        one_by_one: An update adds up four batches of one sequence.
-        recomputes: Layers are computed again in the backward pass.
-        half: Float16 autocast.
-        adafactor: Adafactor in place of AdamW.
-    """
-
-    name: str
-    seconds: float
-    mebibytes: float
-    one_by_one: bool = False
-    recomputes: bool = False
-    half: bool = False
-    adafactor: bool = False
+    name: str  # Option that was added
+    seconds: float  # Measured, of the run
+    mebibytes: float  # Measured memory
+    one_by_one: bool = False  # An update adds up four batches of one sequence
+    recomputes: bool = False  # Layers are computed again in the backward pass
+    half: bool = False  # Float16 autocast
+    adafactor: bool = False  # Adafactor in place of AdamW
 
 
 ROWS: Final = (

@@ -19,11 +19,7 @@ from benchmarks.accuracy.case import Case, Step, step_of_file
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 
-LOCKED_CLOCKS_HZ: Final[Mapping[str, float]] = {
-    "V100-SXM2-16GB": 1297e6,
-    "P100-PCIe-16GB": 1189e6,
-    "TITAN-Xp": 1404e6,
-}
+LOCKED_CLOCKS_HZ: Final[Mapping[str, float]] = {"V100-SXM2-16GB": 1297e6, "P100-PCIe-16GB": 1189e6, "TITAN-Xp": 1404e6}
 """Clocks at which Lin et al. locked their GPUs, by the script that prepared their machines (`init_vars.sh` of
 owensgroup/ml_perf_model)."""
 

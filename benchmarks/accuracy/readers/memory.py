@@ -19,8 +19,7 @@ from benchmarks.accuracy.readers.files import rows
 
 MEBIBYTE: Final = 2**20
 GPU: Final = "A100-SXM-40GB"
-TOTAL_MEBIBYTES: Final = 40_361
-"""Largest process of the table of timm."""
+TOTAL_MEBIBYTES: Final = 40_361  # Largest process of the table of timm
 
 CHOSEN_ON: Final = frozenset("byob coat convnext cspnet gcvit hgnet nasnet regnet vgg vovnet".split())
 """Families that the rule for workspaces of convolutions was chosen on (`lightning_predict/memory/libraries.py`)."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 import torch.nn.functional as functional
@@ -24,46 +24,27 @@ import lightning_predict as lp
 from benchmarks.accuracy.case import Case, Step, machines, strategy_text
 from benchmarks.accuracy.readers.files import rows
 
-MACHINES: Final = {
-    "H100 80GB HBM3": "H100-SXM-80GB",
-    "A100-SXM4-80GB": "A100-SXM-80GB",
-    "L40S": "L40S",
-}
+MACHINES: Final = {"H100 80GB HBM3": "H100-SXM-80GB", "A100-SXM4-80GB": "A100-SXM-80GB", "L40S": "L40S"}
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What one program trains, and how.
+    """What one program trains, and how."""
 
-    Attributes:
-        width: Size of the residual stream.
-        layers: Number of blocks.
-        heads: Number of attention heads.
-        words: Rows of the embedding.
-        batch: Sequences of 1,024 tokens in a micro-batch.
-        sequences: Sequences of a step, on all GPUs.
-        is_plain: Whether the program is `train_gpt_simple.py`: biases, gains, weights converted layer by layer, a soft
-            cap on the logits, and gradients reduced after the backward pass.
-        is_tied: Whether the embedding is the last layer.
-        has_gelu: Whether the activation is GELU, not the square of ReLU.
-        muon_steps: Number of Newton-Schulz steps of Muon; 0 for AdamW.
-        shares_muon: Whether the GPUs share the matrices out.
-        kernels: Further kernels that the program asks for.
-    """
-
-    width: int = 768
-    layers: int = 12
-    heads: int = 6
-    words: int = 50_304
-    batch: int = 64
-    sequences: int = 512
+    width: int = 768  # Size of the residual stream
+    layers: int = 12  # Number of blocks
+    heads: int = 6  # Number of attention heads
+    words: int = 50_304  # Rows of the embedding
+    batch: int = 64  # Sequences of 1,024 tokens in a micro-batch
+    sequences: int = 512  # Sequences of a step, on all GPUs
+    # Whether the program is `train_gpt_simple.py`: biases, gains, weights converted layer by layer, a soft cap on the
+    # logits, and gradients reduced after the backward pass
     is_plain: bool = False
-    is_tied: bool = True
-    has_gelu: bool = False
-    muon_steps: int = 5
-    shares_muon: bool = True
-    kernels: tuple[str, ...] = ()
+    is_tied: bool = True  # Whether the embedding is the last layer
+    has_gelu: bool = False  # Whether the activation is GELU, not the square of ReLU
+    muon_steps: int = 5  # Number of Newton-Schulz steps of Muon; 0 for AdamW
+    shares_muon: bool = True  # Whether the GPUs share the matrices out
+    kernels: tuple[str, ...] = ()  # Further kernels that the program asks for
 
 
 _FIRST: Final = Program(heads=12, words=50_257, has_gelu=True, shares_muon=False)

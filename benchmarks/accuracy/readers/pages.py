@@ -28,18 +28,12 @@ from benchmarks.accuracy.workloads.llama import LLAMA
 DGXC: Final = (
     # model, GPU, length, tensor, pipeline, virtual, context, experts shared by, micro-batch,
     # then GPUs, samples of a step, seconds in bfloat16 and in float8
-    (
-        ("llama3-8b", "H100-SXM-80GB", 8192, 1, 1, 1, 2, 1, 1),
-        ((8, 128, 12.91, 9.67), (128, 2048, 13.10, 9.82)),
-    ),
+    (("llama3-8b", "H100-SXM-80GB", 8192, 1, 1, 1, 2, 1, 1), ((8, 128, 12.91, 9.67), (128, 2048, 13.10, 9.82))),
     (
         ("llama3-70b", "H100-SXM-80GB", 8192, 4, 4, 5, 2, 1, 1),
         ((64, 128, 14.72, 11.01), (512, 1024, 14.89, 11.18), (2048, 4096, 14.98, 11.39)),
     ),
-    (
-        ("llama3-405b", "H100-SXM-80GB", 8192, 8, 9, 7, 2, 1, 1),
-        ((576, 252, 17.20, 11.24), (2304, 1008, 17.62, 12.35)),
-    ),
+    (("llama3-405b", "H100-SXM-80GB", 8192, 8, 9, 7, 2, 1, 1), ((576, 252, 17.20, 11.24), (2304, 1008, 17.62, 12.35))),
 )
 """Steps as NVIDIA/dgxc-benchmarking states them: `llama3.1/README_8b.md`, `70b` and `405b` at 143b90d (NeMo 24.09)."""
 

@@ -24,8 +24,7 @@ TEXTS: Final = 4
 TOKENS: Final = 209
 IMAGES: Final = 2
 WORDS: Final = 512
-PATCHES: Final = 32
-"""Images of 512 pixels have 32 x 32 patches of 16 pixels, each with 128 channels of latents."""
+PATCHES: Final = 32  # Images of 512 pixels have 32 x 32 patches of 16 pixels, each with 128 channels of latents
 
 SETTINGS: Final[Mapping[str, Callable[[int], Sequence[Mapping[str, Any]]]]] = {
     "ADALORA": lambda rank: [{"init_r": factor * rank, "target_r": rank, "total_step": 5000} for factor in (4, 8)],

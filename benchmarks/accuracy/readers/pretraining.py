@@ -23,11 +23,8 @@ from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace
 
 GIBIBYTE: Final = 2**30
 MEBIBYTE: Final = 2**20
-RDMA_GBPS: Final = 3200.0
-"""Network of a machine with an adapter of 400 Gbit/s for each of eight GPUs."""
-
-POWER_LIMITED: Final = "H100-SXM-96GB"
-"""What torchtitan's rows ran on whose note says 500 W: Meta's H100."""
+RDMA_GBPS: Final = 3200.0  # Network of a machine with an adapter of 400 Gbit/s for each of eight GPUs
+POWER_LIMITED: Final = "H100-SXM-96GB"  # What torchtitan's rows ran on whose note says 500 W: Meta's H100.
 
 
 def llama_step(
@@ -87,8 +84,7 @@ TITAN_RELEASES: Final = {
 """Releases of torch that were current when torchtitan's pages were written, by a part of their names."""
 
 
-TITAN_KERNELS: Final = ("compile-blocks",)
-"""What torchtitan compiles: each block, and the loss."""
+TITAN_KERNELS: Final = ("compile-blocks",)  # What torchtitan compiles: each block, and the loss
 
 TITAN_KERNELS_2024: Final = ("compile-blocks", "eager_loss")
 """What it compiled from December 2024 (e8977b007) to April 2025, because compiled losses ended in errors."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as functional
@@ -27,8 +27,7 @@ from benchmarks.accuracy.case import Case, Step
 RELEASE: Final = "1.7"
 TRAINING_STEPS: Final = 250
 VALIDATION_STEPS: Final = 50
-CLASSES: Final = 3
-"""Background, liver and tumour."""
+CLASSES: Final = 3  # Background, liver and tumour
 
 FIRST_WIDTH: Final = 32
 
@@ -43,26 +42,16 @@ GPUS: Final = (
 )
 
 
-@final
 @dataclass(frozen=True)
 class Plan:
-    """A network of the page.
+    """A network of the page."""
 
-    Attributes:
-        name: Data that is divided into patches.
-        batch: Patches of a step.
-        patch: Sides of a patch.
-        halvings: Times that a patch is halved.
-        widest: Most channels.
-        seconds: Measured epochs, by `GPUS`; None where it ran out of memory.
-    """
-
-    name: str
-    batch: int
-    patch: tuple[int, ...]
-    halvings: int
-    widest: int
-    seconds: tuple[float | None, ...]
+    name: str  # Data that is divided into patches
+    batch: int  # Patches of a step
+    patch: tuple[int, ...]  # Sides of a patch
+    halvings: int  # Times that a patch is halved
+    widest: int  # Most channels
+    seconds: tuple[float | None, ...]  # Measured epochs, by `GPUS`; None where it ran out of memory
 
 
 PLANS: Final = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import torch
 import torch.nn.functional as functional
@@ -28,28 +28,17 @@ WIDTH: Final = 768
 HEADS: Final = 12
 
 
-@final
 @dataclass(frozen=True)
 class Chapter:
-    """Changes of the lecture up to this row, and the time of a step.
+    """Changes of the lecture up to this row, and the time of a step."""
 
-    Attributes:
-        words: The change.
-        milliseconds: Measured time of a step.
-        tf32: `torch.set_float32_matmul_precision("high")`.
-        bfloat16: Autocast in the forward pass.
-        compiled: `torch.compile(model)`.
-        fused: One kernel for attention.
-        vocabulary: Rows of the embedding.
-    """
-
-    words: str
-    milliseconds: int
-    tf32: bool = True
-    bfloat16: bool = True
-    compiled: bool = False
-    fused: bool = False
-    vocabulary: int = 50_257
+    words: str  # The change
+    milliseconds: int  # Measured time of a step
+    tf32: bool = True  # `torch.set_float32_matmul_precision("high")`
+    bfloat16: bool = True  # Autocast in the forward pass
+    compiled: bool = False  # `torch.compile(model)`
+    fused: bool = False  # One kernel for attention
+    vocabulary: int = 50_257  # Rows of the embedding
 
 
 CHAPTERS: Final = (

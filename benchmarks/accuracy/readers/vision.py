@@ -17,8 +17,7 @@ from benchmarks.accuracy.case import Case, Step
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 
-MODELS: Final = 40
-"""Models of timm that are recorded."""
+MODELS: Final = 40  # Models of timm that are recorded
 
 PRECISIONS: Final[dict[str, Any]] = {"half": "half", "single": "single", "float": "single"}
 """Precisions of torchvision's tables that people train in."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -42,26 +42,16 @@ LossFunction = Callable[[nn.Module], Tensor]
 OptimizerMaker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A model with its batch.
+    """A model with its batch."""
 
-    Attributes:
-        module: The model in float32, on the meta device.
-        loss: One forward pass on the batch.
-        optimizer: Makes the optimizer.
-        units: Images, sequences, tokens or samples of one step, as the table counts them.
-        clips: The norm of all gradients is clipped before the update.
-        keeps_gradients: In float32, gradients are set to zeros and added to; else, they are dropped.
-    """
-
-    module: nn.Module
-    loss: LossFunction
-    optimizer: OptimizerMaker
-    units: int
-    clips: bool = False
-    keeps_gradients: bool = False
+    module: nn.Module  # The model in float32, on the meta device
+    loss: LossFunction  # One forward pass on the batch
+    optimizer: OptimizerMaker  # Makes the optimizer
+    units: int  # Images, sequences, tokens or samples of one step, as the table counts them
+    clips: bool = False  # The norm of all gradients is clipped before the update
+    keeps_gradients: bool = False  # In float32, gradients are set to zeros and added to; else, they are dropped
 
 
 def _momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 Head = Literal["classification", "pretraining", "questions"]
 
 
-@final
 @dataclass(frozen=True)
 class BertConfig:
     """Sizes of a BERT."""

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 
-STAGES: Final = ((64, 1), (128, 2), (256, 2), (512, 2))
-"""Channels and stride of the four stages, of two blocks each."""
+STAGES: Final = ((64, 1), (128, 2), (256, 2), (512, 2))  # Channels and stride of the four stages, of two blocks each
 
 
 class Block(nn.Module):

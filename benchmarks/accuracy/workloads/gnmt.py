@@ -9,13 +9,12 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 
-@final
 @dataclass(frozen=True)
 class GnmtConfig:
     """Sizes of a GNMT."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 
-@final
 @dataclass(frozen=True)
 class GptConfig:
     """Sizes of a GPT."""

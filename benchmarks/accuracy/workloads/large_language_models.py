@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MptConfig:
     """Sizes of an MPT."""
@@ -46,7 +45,6 @@ MPT: Final[Mapping[str, MptConfig]] = {
 """By the table's name; heads as in llm-foundry's configurations."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MegatronConfig:
     """Sizes of a Megatron GPT; the vocabulary is GPT-2's, padded to a multiple of 128."""

@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,42 +27,25 @@ import lightning_predict as lp
 from benchmarks.accuracy.workloads.large_language_models import step_with_masters, step_without_masters
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a model.
+    """Sizes of a model."""
 
-    Attributes:
-        layers: Blocks.
-        hidden: Width of the residual stream.
-        heads: Heads of the queries.
-        kv_heads: Heads of the keys and values.
-        inner: Width of the perceptron, or of each expert.
-        vocabulary: Number of distinct tokens.
-        head_width: Width of a head; None for the stream's share.
-        is_gated: With a gated perceptron and RMS norms; GPT-3's GELU and layer norms else.
-        norms_heads: Queries and keys are normed (Qwen3).
-        is_tied: The output layer is the embedding.
-        experts: Experts of a layer; 0 without experts.
-        active: Experts that a token visits.
-        rank: Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters.
-        written: Project whose model code runs: torchtitan's until 2025, IBM's fms until 2024. Both write norms out and
-            rotate in float32, and repeat keys and values. None has fused norms and rotates in the dtype of the data.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int
-    vocabulary: int
-    head_width: int | None = None
-    is_gated: bool = True
-    norms_heads: bool = False
-    is_tied: bool = False
-    experts: int = 0
-    active: int = 0
-    rank: int = 0
+    layers: int  # Blocks
+    hidden: int  # Width of the residual stream
+    heads: int  # Heads of the queries
+    kv_heads: int  # Heads of the keys and values
+    inner: int  # Width of the perceptron, or of each expert
+    vocabulary: int  # Number of distinct tokens
+    head_width: int | None = None  # Width of a head; None for the stream's share
+    is_gated: bool = True  # With a gated perceptron and RMS norms; GPT-3's GELU and layer norms else
+    norms_heads: bool = False  # Queries and keys are normed (Qwen3)
+    is_tied: bool = False  # The output layer is the embedding
+    experts: int = 0  # Experts of a layer; 0 without experts
+    active: int = 0  # Experts that a token visits
+    rank: int = 0  # Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters
+    # Project whose model code runs: torchtitan's until 2025, IBM's fms until 2024. Both write norms out and rotate in
+    # float32, and repeat keys and values. None has fused norms and rotates in the dtype of the data.
     written: Literal["torchtitan", "fms"] | None = None
 
     def norm(self, width: int) -> nn.Module:

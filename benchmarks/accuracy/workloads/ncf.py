@@ -8,13 +8,12 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 
-@final
 @dataclass(frozen=True)
 class NeuMfConfig:
     """Sizes of a NeuMF; the first of `widths` is the width of the perceptron's joined embeddings."""

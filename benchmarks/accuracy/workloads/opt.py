@@ -9,16 +9,14 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-_POSITIONS_BEFORE_THE_FIRST: Final = 2
-"""The published model keeps two rows of its position table unused."""
+_POSITIONS_BEFORE_THE_FIRST: Final = 2  # The published model keeps two rows of its position table unused
 
 
-@final
 @dataclass(frozen=True)
 class OptConfig:
     """Sizes of an OPT."""

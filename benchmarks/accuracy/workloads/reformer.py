@@ -15,11 +15,8 @@ import torch
 
 import lightning_predict as lp
 
-TOKENS: Final = 4096
-"""Of a sample, as milabench draws them."""
-
-BUCKETS: Final = 128
-"""That hidden states are hashed to; milabench sets it where the configuration leaves it open."""
+TOKENS: Final = 4096  # Of a sample, as milabench draws them
+BUCKETS: Final = 128  # That hidden states are hashed to; milabench sets it where the configuration leaves it open
 
 
 def reformer_trace(batch: int) -> lp.Trace:

@@ -11,38 +11,25 @@ data. Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 
-@final
 @dataclass(frozen=True)
 class SwitchConfig:
-    """Sizes of a Switch Transformer.
+    """Sizes of a Switch Transformer."""
 
-    Attributes:
-        layers: Layers of the encoder, and as many of the decoder.
-        hidden: Width of a token.
-        inner: Width of the perceptrons.
-        heads: Attention heads.
-        head_width: Width of a head.
-        experts: Experts of a sparse layer.
-        capacity: Tokens of a sequence that an expert takes.
-        vocabulary: Tokens there are.
-        dropout: Share of dropped values in training.
-    """
-
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    head_width: int
-    experts: int
-    capacity: int
-    vocabulary: int = 32128
-    dropout: float = 0.1
+    layers: int  # Layers of the encoder, and as many of the decoder
+    hidden: int  # Width of a token
+    inner: int  # Width of the perceptrons
+    heads: int  # Attention heads
+    head_width: int  # Width of a head
+    experts: int  # Experts of a sparse layer
+    capacity: int  # Tokens of a sequence that an expert takes
+    vocabulary: int = 32128  # Tokens there are
+    dropout: float = 0.1  # Share of dropped values in training
 
 
 SWITCH_XL_4: Final = SwitchConfig(layers=24, hidden=2048, inner=8192, heads=32, head_width=64, experts=4, capacity=128)

@@ -9,38 +9,25 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 
-@final
 @dataclass(frozen=True)
 class TransformerXlConfig:
-    """Sizes of a Transformer-XL.
+    """Sizes of a Transformer-XL."""
 
-    Attributes:
-        layers: Layers.
-        hidden: Width of a token.
-        heads: Attention heads.
-        inner: Width of the perceptrons.
-        length: Tokens of a segment, and of the segment that is remembered.
-        dropout: Share of dropped values.
-        score_dropout: Share of dropped attention.
-        vocabulary: Words there are.
-        head_width: Width of a head.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    inner: int
-    length: int
-    dropout: float
-    score_dropout: float
-    vocabulary: int = 267735
-    head_width: int = 64
+    layers: int  # Layers
+    hidden: int  # Width of a token
+    heads: int  # Attention heads
+    inner: int  # Width of the perceptrons
+    length: int  # Tokens of a segment, and of the segment that is remembered
+    dropout: float  # Share of dropped values
+    score_dropout: float  # Share of dropped attention
+    vocabulary: int = 267735  # Words there are
+    head_width: int = 64  # Width of a head
 
 
 TRANSFORMER_XL_BASE: Final = TransformerXlConfig(

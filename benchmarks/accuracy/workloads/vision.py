@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, Literal, final, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import nn
@@ -39,32 +39,19 @@ TORCHVISION_OPERATORS: Final = {
 """Operators that torchvision's Python code registers meta kernels for, even if its library was not loaded."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionStep:
-    """What determines a recorded step.
+    """What determines a recorded step."""
 
-    Attributes:
-        source: Package that the model is of.
-        model: Its name there.
-        mode: `train`: forward, loss, backward and, of timm, an update by SGD with momentum; `infer`: forward.
-        precision: `amp` is float16 autocast; the others are the dtype of parameters and images.
-        layout: `nhwc` is channels last.
-        batch: Images.
-        image_size: Height and width.
-        fuses_attention: timm calls the fused attention, as it does since torch 2.0.
-        tries_tf32: Matrix products in float32 run as TF32.
-    """
-
-    source: Source
-    model: str
-    mode: Mode
-    precision: Precision
-    layout: Layout
-    batch: int
-    image_size: int
-    fuses_attention: bool = True
-    tries_tf32: bool = False
+    source: Source  # Package that the model is of
+    model: str  # Its name there
+    mode: Mode  # `train`: forward, loss, backward and, of timm, an update by SGD with momentum; `infer`: forward
+    precision: Precision  # `amp` is float16 autocast; the others are the dtype of parameters and images
+    layout: Layout  # `nhwc` is channels last
+    batch: int  # Images
+    image_size: int  # Height and width
+    fuses_attention: bool = True  # timm calls the fused attention, as it does since torch 2.0
+    tries_tf32: bool = False  # Matrix products in float32 run as TF32
 
     @property
     def updates(self) -> bool:

@@ -16,14 +16,7 @@ import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.own_weights import first_hour as module
-from lightning_predict.own_weights.first_hour import (
-    MACHINE,
-    NO_CUDA,
-    PARTS,
-    _Part,
-    first_wait,
-    report_on_gpu,
-)
+from lightning_predict.own_weights.first_hour import MACHINE, NO_CUDA, PARTS, _Part, first_wait, report_on_gpu
 from lightning_predict.own_weights.measuring import run, typical_steps
 from lightning_predict.own_weights.measuring.run import measure
 from lightning_predict.own_weights.measuring.typical_steps import TYPICAL_STEPS, library_steps

@@ -21,12 +21,7 @@ from lightning_predict.base.errors import (
     UnknownOperationError,
 )
 from lightning_predict.hardware import gpu
-from lightning_predict.kernels.operations import (
-    network_spec,
-    operation_names,
-    operation_spec,
-    shape_batch,
-)
+from lightning_predict.kernels.operations import network_spec, operation_names, operation_spec, shape_batch
 from lightning_predict.own_weights import commands
 from lightning_predict.own_weights.measuring import clock, order, run, typical_steps
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, draw_shapes, network_shapes
@@ -39,17 +34,8 @@ from lightning_predict.own_weights.measuring.clock import (
     repetitions_that_fit,
     time_call,
 )
-from lightning_predict.own_weights.measuring.order import (
-    FAMILY_ORDER,
-    ShapeToMeasure,
-    shapes_by_worth,
-    spread_first,
-)
-from lightning_predict.own_weights.measuring.run import (
-    SECONDS_AROUND,
-    estimate_seconds,
-    measure,
-)
+from lightning_predict.own_weights.measuring.order import FAMILY_ORDER, ShapeToMeasure, shapes_by_worth, spread_first
+from lightning_predict.own_weights.measuring.run import SECONDS_AROUND, estimate_seconds, measure
 from lightning_predict.own_weights.measuring.typical_steps import measured_share
 from lightning_predict.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS

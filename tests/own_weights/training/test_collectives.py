@@ -6,13 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.training.collectives import (
-    fit_curves,
-    publish_curves,
-    score,
-    sources_of,
-    write_curves,
-)
+from benchmarks.training.collectives import fit_curves, publish_curves, score, sources_of, write_curves
 from lightning_predict.kernels.families.collective import bundled_curves
 
 HEADER = "gpu,op,gpus,message_elements,latency_ms\n"

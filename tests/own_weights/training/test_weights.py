@@ -35,8 +35,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-train_alone = partial(train, jobs=1)
-"""Train in this process, which is fastest for small networks."""
+train_alone = partial(train, jobs=1)  # Train in this process, which is fastest for small networks
 
 
 @pytest.fixture(scope="module")
