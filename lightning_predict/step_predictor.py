@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.base.note import ASSUMED_VALUES, Note, decisive
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
 from lightning_predict.hardware.layouts import Layout
@@ -47,6 +47,7 @@ from lightning_predict.run.workload import (
 )
 from lightning_predict.timeline.host import without_profiled_host
 from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.uncertainty import wait_elsewhere
 
 if TYPE_CHECKING:
     from lightning_predict.embeddings.whole_step import ShardedEmbeddings
@@ -104,7 +105,7 @@ class StepPredictor:
         if validation is not None and validation.step_seconds:
             # In user code, as in a step. The wait of the recorded batch, which may be cold, is at most a later batch.
             waited = min(validation.waited_seconds, *validation.step_seconds)
-            wait = workload.validation_wait.added(Interval(0.0, waited, waited))
+            wait = workload.validation_wait.added(_wait(validation, waited))
             workload = replace(workload, validation_wait=wait)
         self._workload = workload
         targets = tuple(dict.fromkeys(gpus))
@@ -187,9 +188,10 @@ class StepPredictor:
             if layout == self.in_use and layout.count > 1:
                 step = step.with_measured_steps(kind.recorded.measured_steps)
             by_kind.append(step)
-        step = _mean_step(by_kind, self._shares).with_wait(
-            sum(share * kind.recorded.waited_seconds for kind, share in zip(self.kinds, self._shares, strict=True))
-        )
+        waits = (_wait(kind.recorded, kind.recorded.waited_seconds) for kind in self.kinds)
+        shares = zip(waits, self._shares, strict=True)
+        wait = reduce(Interval.added, (wait.scaled(share) for wait, share in shares), NOTHING)
+        step = _mean_step(by_kind, self._shares).with_wait(wait)
         is_as_recorded = layout.count == 1 and not strategy.changes_operations
         if layout == self.in_use and (layout.count > 1 or is_as_recorded):
             from lightning_predict.timeline.same_gpu_check import mean_check
@@ -330,6 +332,11 @@ def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
     """Return the layout that the recording processes used."""
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
+
+
+def _wait(step: Trace, seconds: float) -> Interval[float]:
+    """Return the wait of a recorded step, elsewhere."""
+    return wait_elsewhere(seconds, step.step_seconds, is_most=2 * seconds > (step.profiled_seconds or math.inf))
 
 
 def _mean_step(steps: Sequence[StepPrediction], shares: Sequence[float]) -> StepPrediction:

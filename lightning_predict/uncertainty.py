@@ -159,6 +159,17 @@ def ends_of_measured(step_seconds: Sequence[float]) -> tuple[float, float]:
     return min(*step_seconds, middle / spread), max(*step_seconds, middle * spread)
 
 
+def wait_elsewhere(seconds: float, step_seconds: Sequence[float], *, is_most: bool) -> Interval[float]:
+    """Return the wait of a recorded step with its interval on another machine, which may not wait.
+
+    The recorded step may be the one that waited least, so others wait longer by up to the ratio of the longest to the
+    shortest measured step, or as long as the longest step if the wait is most of the recorded step.
+    """
+    shortest, longest = min(step_seconds, default=0.0), max(step_seconds, default=0.0)
+    most = seconds * max(longest / shortest if shortest else 1.0, MEASURED_SPREAD)
+    return Interval(0.0, seconds, max(most, longest) if is_most else most)
+
+
 # --- 3. The sum of a step's operations
 
 SHAPE_CORRELATION: Final = 0.5  # Correlation between the errors of two shapes of one family

@@ -106,7 +106,7 @@ class Ranking:
     # Names of GPUs that may be the fastest within their intervals, likeliest first, without `as_fast`
     perhaps_fastest: tuple[str, ...]
     # Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU itself.
-    limit: Literal["loader", "host"] | None
+    limit: Literal["loader", "host", "wait"] | None
     in_use: MachineTimes | None  # The machine in use; None if unknown or not timed
     deadline_hours: float | None  # Maximum time of the run; None without a deadline
     # The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU does, or without a
@@ -490,11 +490,16 @@ def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
         yield f"{'. '.join(texts)}."
 
 
-def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
+def _help(fastest: Prediction, limit: Literal["loader", "host", "wait"]) -> str:
     if limit == "loader":
         return (
             f"The loader takes {duration(fastest.loader_seconds)} per step on any GPU. Use more workers or "
             "preprocessed data; a faster GPU would not help."
+        )
+    if limit == "wait":
+        return (
+            f"On {fastest.gpu} the step mostly waits for something outside torch (an environment, a server), on any "
+            "GPU. Shorten this wait; a faster GPU would not help."
         )
     return (
         f"On {fastest.gpu} the CPU limits this step. Try a larger batch, torch.compile or CUDA graphs; a faster GPU "
@@ -621,9 +626,9 @@ def _spread(candidate: RankedGpu) -> float:
     return math.log(high / low) / (2 * NORMAL_95) if 0 < low < high < math.inf else 0.0
 
 
-def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
+def _limit(prediction: Prediction) -> Literal["loader", "host", "wait"] | None:
     bound = bound_by(prediction)
-    return bound if bound in ("loader", "host") else None  # type: ignore[return-value]
+    return bound if bound in ("loader", "host", "wait") else None  # type: ignore[return-value]
 
 
 def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> MachineTimes | None:

@@ -35,7 +35,7 @@ def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[T
 
 
 def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
-    """Find GPUs that take as long as a cheaper GPU because the loader or the host is the bottleneck.
+    """Find GPUs that take as long as a cheaper GPU because the loader, the host or a wait is the bottleneck.
 
     Returns:
         The cheaper GPU that represents each of these GPUs, by GPU name. Their rows would differ only in price and name.
@@ -46,7 +46,7 @@ def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
         seconds = span.seconds(row)
         if row.gpu == predictions.used_gpu or seconds is None or row.usd_per_hour is None:
             continue  # a GPU without a price may be cheaper
-        if bound_by(row) in ("loader", "host"):
+        if bound_by(row) in ("loader", "host", "wait"):
             alike.setdefault((bound_by(row), duration(seconds.middle), row.memory_fit), []).append(row)
     standing: dict[str, Prediction] = {}
     for group in alike.values():
@@ -98,7 +98,7 @@ def bound_by(prediction: Prediction) -> str:
     if clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable:
         return "loader"
     verdict = prediction.verdict
-    if verdict is not None and verdict.bound_by in ("links", "bubble"):
+    if verdict is not None and verdict.bound_by in ("links", "bubble", "wait"):
         return verdict.bound_by
     if is_bound_by_links(prediction):
         return "links"

@@ -127,15 +127,20 @@ class StepPrediction:
             unmeasured_seconds=None if self.unmeasured_seconds is None else self.unmeasured_seconds * factor,
         )
 
-    def with_wait(self, seconds: float) -> StepPrediction:
-        """Add a wait inside the recorded step, which no GPU shortens. The interval allows for no wait elsewhere."""
+    def with_wait(self, wait: Interval[float]) -> StepPrediction:
+        """Add a wait inside the step, which no GPU shortens."""
+        seconds = wait.middle
         if not seconds:
             return self
         waits = f"Each step waits {seconds_to_milliseconds(seconds):.3g} ms outside torch (an environment, a server)"
         note = f"{waits}, which counts on every GPU. The interval allows for no wait."
-        interval = Interval(self.low_seconds, self.seconds + seconds, self.high_seconds + seconds)
         kind = decisive if seconds >= WAITED_SHARE * self.seconds else details
-        return replace(self, interval=interval, notes=(*self.notes, *kind([note])))
+        return replace(
+            self,
+            interval=self.interval.added(wait),
+            verdict=None if self.verdict is None else self.verdict.with_wait(seconds, self.seconds),
+            notes=(*self.notes, *kind([note])),
+        )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
         """Replace the interval with the interval of steps measured on this machine, if any were measured."""

@@ -27,8 +27,9 @@ MAX_PARTS: Final = 8  # Maximum number of parts of a step to show
 OTHERS: Final = "other modules"
 
 
-Bound = Literal["device", "host", "links", "bubble"]
-"""Possible bottlenecks: kernels on the device, launches by the host, links between GPUs, or the pipeline bubble."""
+Bound = Literal["device", "host", "links", "bubble", "wait"]
+"""Possible bottlenecks: kernels on the device, launches by the host, links between GPUs, the pipeline bubble, or waits
+of the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,15 @@ class Verdict:
         """The verdict as a phrase for the user."""
         bound = f"{'perhaps ' if self.is_doubtful else ''}bound by the {self.bound_by}"
         return f"{bound}: a GPU twice as fast gains {100 * self.gain:.0f} %"
+
+    def with_wait(self, wait: float, step: float) -> Verdict:
+        """Return the verdict of a step to which a wait is added."""
+        share = _share(step, step + wait)
+        parts = {"(wait)": 1 - share, **{name: share * part for name, part in self.critical_path.items()}}
+        path = dict(ordered(parts.items(), lambda item: item[1], reverse=True))
+        bound: Bound = "wait" if clearly_less(step, wait) else self.bound_by
+        idle = 1 - share * (1 - self.idle_share)
+        return replace(self, bound_by=bound, idle_share=idle, gain=share * self.gain, critical_path=path)
 
     def on_several_gpus(
         self, *, device: float, host: float, exposed_communication_seconds: float, seconds: float

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError
 from lightning_predict.prediction import predict
 from lightning_predict.record.recording import capture
+from tests.known import known
 from tests.record.test_session import nothing_is_left
 from tests.record.workloads import counted, mixed_step, names, perceptron_step
 
@@ -255,11 +256,13 @@ def test_a_wait_inside_a_step_is_kept_on_every_gpu(waits: Callable[[float], obje
         layer(rows).sum().backward()
 
     trace = capture(step, warmup_steps=2)
-    assert trace.waited_seconds == pytest.approx(kept, rel=0.3)
+    assert kept <= trace.waited_seconds <= 1.3 * kept
     found = predict(trace, ["T4"], history=False)["T4"]
     assert found.iteration_seconds >= max(found.host_seconds, found.device_seconds) + 0.99 * trace.waited_seconds
     if kept:
         assert found.iteration_seconds_low < 0.05  # elsewhere, the step may not wait; its Python takes as long there
+        assert found.iteration_seconds_high >= 1.05 * trace.waited_seconds
+        assert known(found.verdict).bound_by == "wait"
     assert any("outside torch" in note for note in found.notes) is (kept > 0)
 
 

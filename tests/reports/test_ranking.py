@@ -22,6 +22,7 @@ from lightning_predict.reports.ranking import (
     with_article,
 )
 from lightning_predict.testing import example_machine, with_values
+from lightning_predict.timeline.verdict import Verdict
 from tests.known import known
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
@@ -419,10 +420,15 @@ def test_time_limit_ranks_gpus_by_steps() -> None:
     [
         ({"loader_seconds": 0.1}, "loader", "The loader takes 100 ms per step on any GPU. Use more workers or"),
         ({"host_seconds": 0.06}, "host", "Try a larger batch, torch.compile or CUDA graphs"),
+        (
+            {"verdict": Verdict(bound_by="wait", idle_share=0.9, gain=0.0, critical_path={})},
+            "wait",
+            "On L4 the step mostly waits for something outside torch (an environment, a server), on any",
+        ),
         ({}, None, "Rent an L4"),
     ],
 )
-def test_bottleneck_other_than_gpu_has_a_remedy(values: dict[str, float], limit: str | None, words: str) -> None:
+def test_bottleneck_other_than_gpu_has_a_remedy(values: dict[str, Any], limit: str | None, words: str) -> None:
     row = sure("L4", 3600, 2.0, **values)
     assert rank(Predictions((row,))).limit == limit
     assert words in lines_of(row)

@@ -13,7 +13,7 @@ from lightning_predict.timeline.calibration import GAP_SECONDS
 from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_SLOWDOWN, Host, HostModel
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
-from lightning_predict.uncertainty import MEASURED_SPREAD, SLOWEST_HOST, interval_of_sum
+from lightning_predict.uncertainty import MEASURED_SPREAD, SLOWEST_HOST, interval_of_sum, wait_elsewhere
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
 
@@ -255,3 +255,17 @@ def test_recorded_wait_for_device_gives_step_time() -> None:
     waits = (HostWait((sum(RECORDED) + RECORDED[0] + 3) * 1e-6, 1000e-6, "device"),)
     expected = T1 + T2 + T4 + START + 2 * (50 + GAP)
     assert microseconds(profiled(0, 100), read, waits=waits) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_most", "longest"),
+    [
+        ((), False, 0.02 * MEASURED_SPREAD),
+        ((0.1, 0.15, 0.12), False, 0.03),  # in other steps, it may be longer by as much as these differ
+        ((0.03,), False, 0.02 * MEASURED_SPREAD),
+        ((0.03,), True, 0.03),  # the measured step may be nothing but its wait
+    ],
+)
+def test_wait_may_be_longer_than_recorded(steps: tuple[float, ...], is_most: bool, longest: float) -> None:
+    wait = wait_elsewhere(0.02, steps, is_most=is_most)
+    assert (wait.low, wait.middle, wait.high) == (0, 0.02, pytest.approx(longest))

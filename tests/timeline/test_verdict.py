@@ -47,6 +47,16 @@ def test_verdict_by_hand(operations: list[HostOperation], bound_by: str, gain: f
     assert verdict.sentence == f"bound by the {bound_by}: a GPU twice as fast gains {100 * gain:.0f} %"
 
 
+def test_wait_longer_than_the_step_is_the_bottleneck() -> None:
+    (own,) = verdicts_of(work(100), work(30))
+    shorter, longer = own.with_wait(100e-6, 130e-6), own.with_wait(390e-6, 130e-6)
+    assert (shorter.bound_by, longer.bound_by) == ("device", "wait")
+    assert (longer.gain, longer.idle_share) == pytest.approx((own.gain / 4, 0.75))
+    assert longer.critical_path["(wait)"] == 0.75
+    assert sum(longer.critical_path.values()) == pytest.approx(1)
+    assert longer.sentence == "bound by the wait: a GPU twice as fast gains 12 %"
+
+
 @pytest.mark.parametrize(
     ("kernels", "shares"),
     [
