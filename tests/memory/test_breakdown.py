@@ -71,10 +71,10 @@ def test_curve_rises_to_peak_and_falls_in_backward_pass(trace: Trace) -> None:
     kept = sum(part.bytes for part in report.breakdown.parts if part.name.startswith("allocator"))
     assert top == pytest.approx(report.breakdown.total_bytes - kept)
     assert curve[0] < top > curve[-1]
-    bars = [line.count("█") for line in curve_lines(curve, report.capacity_bytes)[2:]]
+    bars = [line.count("█") for line in curve_lines(curve, report.need.capacity_bytes)[2:]]
     assert bars == sorted(bars)
-    assert report.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
-    assert "<polyline" in memory_chart(curve, report.capacity_bytes)
+    assert report.need.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
+    assert "<polyline" in memory_chart(curve, report.need.capacity_bytes)
 
 
 def test_breakdown_without_tensors_is_none(trace: Trace) -> None:

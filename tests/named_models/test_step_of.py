@@ -303,7 +303,7 @@ def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) 
 
 def test_length_is_required_and_checked(gpt2: str) -> None:
     pytest.importorskip("transformers")
-    with pytest.raises(InvalidArgumentError, match="length= is missing"):
+    with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=128\."):
         lp.step_of(gpt2)
     with pytest.raises(InvalidArgumentError, match=r"length=129 is beyond the 128 positions of .* with more"):
         lp.step_of(gpt2, length=129)
@@ -395,8 +395,18 @@ def test_note_says_which_configurations_are_only_the_defaults_of_a_class() -> No
 
 def test_missing_length_is_refused_before_transformers_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_models, "library", lambda name, *, needed_for: pytest.fail(f"imports {name}"))
-    with pytest.raises(InvalidArgumentError, match="length= is missing"):
+    with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=1024\."):
         lp.step_of("hf:gpt2")
+
+
+def test_first_positions_of_roberta_are_those_of_padding(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    own = {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "max_position_embeddings": 66}
+    (tmp_path / "config.json").write_text(json.dumps(own | small), encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="length=65 is beyond the 64 positions of"):
+        lp.step_of(str(tmp_path), length=65)
+    assert "1 sequence of 64 tokens" in lp.step_of(str(tmp_path), length=64).notes[0]
 
 
 def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:

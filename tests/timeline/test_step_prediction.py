@@ -268,4 +268,5 @@ def test_recorded_wait_for_device_gives_step_time() -> None:
 )
 def test_wait_may_be_longer_than_recorded(steps: tuple[float, ...], is_most: bool, longest: float) -> None:
     wait = wait_elsewhere(0.02, steps, is_most=is_most)
-    assert (wait.low, wait.middle, wait.high) == (0, 0.02, pytest.approx(longest))
+    assert (wait.low, wait.middle) == (0, 0.02)
+    assert wait.high == pytest.approx(longest)

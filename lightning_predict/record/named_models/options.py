@@ -89,12 +89,16 @@ class StepOptions:
         frozen = "" if self.quantization else f", {'frozen ' if self.lora else ''}weights in {numbers.dtype}"
         return numbers.word.replace("true", "mixed") + frozen
 
-    def required_length(self) -> int:
-        """Return the number of tokens per sequence."""
+    def required_length(self, positions: int | None) -> int:
+        """Return the number of tokens per sequence of a model with these positions."""
         if self.length is None:
-            raise InvalidArgumentError("length= is missing: give the tokens of a sequence, for example length=2048.")
+            example = _LENGTH if positions is None else min(_LENGTH, 1 << positions.bit_length() - 1)
+            raise InvalidArgumentError(f"length= is missing: give a sequence's tokens, for example length={example}.")
         return self.length
 
+
+_LENGTH: Final = 2048
+"""Length that an error message proposes for models with at least as many positions."""
 
 _NEEDED: Final = {"16-bit-adapters": "lora=", "float32-rest": "quantization="}
 """Options without which a recipe has no effect."""

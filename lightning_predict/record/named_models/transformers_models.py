@@ -34,6 +34,9 @@ _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "F
 
 _PAIRS: Final = ("CLIPModel", "SiglipModel")  # Suffixes of names of models that compare texts with images
 
+_POSITIONS: Final = ("max_position_embeddings", "n_positions")
+"""Keys of the number of positions."""
+
 _OTHERS: Final = (
     "ForCTC",
     "ForSemanticSegmentation",
@@ -64,7 +67,7 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
         library("peft", needed_for="lora=")  # before slower imports, as the length
     content, source = _configuration(name)
     if str((content.get("architectures") or [""])[0]).endswith(_TEXT_HEADS):
-        options.required_length()
+        options.required_length(next((content[key] for key in _POSITIONS if key in content), None))
     transformers = library("transformers", needed_for=name.text)
     config = _config_of(content, transformers, name)
     architecture = _architecture(config, transformers, name)
@@ -213,7 +216,10 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
     one_class = torch.zeros((batch,), dtype=torch.long)
     if reads == "pixel_values" and type(model).__name__.endswith(_WRITERS):
         images, words = _images(model, config, options)
-        tokens = torch.zeros((batch, options.required_length()), dtype=torch.long)
+        writer = next((getattr(config, part) for part in ("text_config", "decoder") if hasattr(config, part)), config)
+        length = options.required_length(getattr(writer, "max_position_embeddings", None))
+        _check_length(length, _positions(model, writer), name)
+        tokens = torch.zeros((batch, length), dtype=torch.long)
         own = {"input_ids": tokens} if hasattr(config, "text_config") else {}
         return images | own | {"labels": tokens}, f"{words} with {counted(tokens.shape[1], 'token')}"
     if reads == "pixel_values" and type(model).__name__.endswith((*_CLASSIFIERS, *_OTHERS, "Model")):
@@ -239,8 +245,9 @@ def _batch(model: Any, config: Any, options: StepOptions, name: ModelName) -> tu
         )
     text = getattr(config, "text_config", None) or config
     is_clip = type(model).__name__.endswith(_PAIRS)
-    length = options.length or text.max_position_embeddings if is_clip else options.required_length()
-    _check_length(length, getattr(text, "max_position_embeddings", None), name)
+    positions = _positions(model, text)
+    length = options.length or text.max_position_embeddings if is_clip else options.required_length(positions)
+    _check_length(length, positions, name)
     tokens = torch.zeros((batch, length), dtype=torch.long)
     words = f"{counted(batch, 'sequence')} of {counted(length, 'token')}"
     if is_clip:
@@ -274,9 +281,18 @@ def _images(model: Any, config: Any, options: StepOptions) -> tuple[dict[str, Te
     return inputs, f"{counted(batch, 'image')} of {size} x {size}"
 
 
+def _positions(model: nn.Module, text: Any) -> int | None:
+    """Return the number of positions of a model: with a padding token, those after its index (RoBERTa)."""
+    tables = [table for part, table in model.named_modules() if part.endswith("position_embeddings")]
+    padded = [table for table in tables if isinstance(table, nn.Embedding) and table.padding_idx is not None]
+    counts = [table.num_embeddings - 1 - (table.padding_idx or 0) for table in padded]
+    positions = getattr(text, "max_position_embeddings", None)
+    return min(counts) if counts else positions if isinstance(positions, int) else None
+
+
 def _check_length(length: int, positions: int | None, name: ModelName) -> None:
     """Raise an error if the model has fewer positions than the sequence has tokens."""
-    if isinstance(positions, int) and length > positions:
+    if positions is not None and length > positions:
         raise InvalidArgumentError(
             f"length={length} is beyond the {positions:,} positions of {name.text}; give at most these, or a "
             "config.json with more."
