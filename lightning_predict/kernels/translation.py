@@ -249,7 +249,7 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     return WorkItem(indices, (shape,), launches, items[0].unknown, next(errors, None))
 
 
-LAUNCHES: Final = {"eager_attention": 20, "eager_attention_backward": 16, "attention_backward": 3}
+LAUNCHES: Final = {"eager_attention": 14, "eager_attention_backward": 16, "attention_backward": 3}
 """Kernels of an operation that launches several, in recordings of T5, BERT and ViT with torch 2.14. Of convolutions and
 norms, `LIBRARY_SECONDS` holds the time of further launches."""
 

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Final, Literal, final
 
 from lightning_predict.record.data_flow import storages_without_maker
-from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
+from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, is_taken_apart
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace, backward_ends
 
 _CAST: Final = "aten::_to_copy"
@@ -166,15 +166,15 @@ ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
 def attention_bytes(operation: Operation) -> int:
     """Return the size of the attention probabilities in bytes; 0 if a fused kernel does not store them.
 
-    Fused kernels require tensors of four dimensions, and a mask of the same dtype.
+    Fused kernels require tensors of four dimensions, and a mask whose rows are contiguous.
     """
     if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
     query, key = operation.inputs[:2]
-    is_wide = has_wider_mask(operation)
-    if (len(query.shape) == 4 and not is_wide) or len(query.shape) < 2 or len(key.shape) < 2:
+    is_apart = is_taken_apart(operation)
+    if (len(query.shape) == 4 and not is_apart) or len(query.shape) < 2 or len(key.shape) < 2:
         return 0
-    return math.prod(query.shape[:-1]) * key.shape[-2] * DTYPE_BYTES["float32" if is_wide else query.dtype]
+    return math.prod(query.shape[:-1]) * key.shape[-2] * DTYPE_BYTES["float32" if is_apart else query.dtype]
 
 
 def _kept_by_attention(operation: Operation) -> int:
@@ -186,7 +186,7 @@ def _kept_by_attention(operation: Operation) -> int:
     if not probabilities:
         return 0
     query, key = operation.inputs[:2]
-    item_bytes = DTYPE_BYTES["float32" if has_wider_mask(operation) else query.dtype]
+    item_bytes = DTYPE_BYTES["float32" if is_taken_apart(operation) else query.dtype]
     dropout = probabilities + probabilities // item_bytes if operation.arguments.get("dropout_p") else 0
     return probabilities + (query.elements + key.elements) * item_bytes + dropout
 

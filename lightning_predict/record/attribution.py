@@ -192,11 +192,11 @@ class _Nodes:
             by_thread.setdefault(call.thread, []).append(call)
         for thread, members in by_thread.items():
             starts = [member.start for member in members]
-            regions = [
-                (member.sequence_number or 0, self._number_after(members, starts, member), member)
-                for member in members
-                if operator_name(member) in WHOLE_OPERATIONS
-            ]
+            regions: list[tuple[int, int, Call]] = []
+            for member in members:  # autocast calls the operator again, with cast tensors
+                if operator_name(member) in WHOLE_OPERATIONS and (not regions or regions[-1][2].end <= member.start):
+                    number = self._number_after(members, starts, member)
+                    regions.append((member.sequence_number or 0, number, member))
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
     def whole_call(self, node: Call) -> Call | None:

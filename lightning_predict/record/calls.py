@@ -28,6 +28,7 @@ from lightning_predict.record.operand_strides import (
     is_transposed,
 )
 from lightning_predict.record.signatures import (
+    MASK_STRIDE,
     RECORDED_TENSORS,
     WHOLE_OPERATIONS,
     computes,
@@ -126,7 +127,9 @@ def arguments_of(call: Call) -> dict[str, Any]:
     if name in WHOLE_OPERATIONS:
         arguments = whole_arguments(name, values, is_tensor=is_tensor)
         inputs = tensors_of(call)
-        dtype = _compute_dtype(call)
+        dtype, strides = _compute_dtype(call), call.details.get("input strides", [])
+        if arguments.get("attn_mask") and len(strides) > 3 and strides[3]:
+            arguments[MASK_STRIDE] = strides[3][-1]
         if inputs and is_cast_down(inputs[0].dtype, dtype):
             arguments["compute_dtype"] = dtype
         return arguments

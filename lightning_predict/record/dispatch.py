@@ -57,6 +57,7 @@ from lightning_predict.record.operand_strides import (
 from lightning_predict.record.pauses import PauseTimer
 from lightning_predict.record.phases import PhaseRules
 from lightning_predict.record.signatures import (
+    MASK_STRIDE,
     SIGNATURES,
     backward_inputs,
     backward_name,
@@ -514,6 +515,8 @@ class DispatchRecorder:
         is_tensor = [None if value is None else any(True for _ in tensors_in(value)) for value in values]
         plain = [json_argument(value) if kind is False else None for value, kind in zip(values, is_tensor, strict=True)]
         arguments = whole_arguments(name, plain, is_tensor=is_tensor)
+        if arguments.get("attn_mask") and values[3].dim():
+            arguments[MASK_STRIDE] = values[3].stride(-1)
         if is_cast_down(dtype_name(tensors[0].dtype), parts.compute_dtype):
             arguments["compute_dtype"] = parts.compute_dtype
         outputs = list(tensors_in(output))

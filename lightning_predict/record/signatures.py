@@ -155,11 +155,20 @@ def backward_name(name: str) -> str:
     return f"{recorded_name(name)}_backward"
 
 
-def has_wider_mask(operation: Operation) -> bool:
-    """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast.
+MASK_STRIDE: Final = "mask_stride"
+"""Argument of an attention call with the stride of its mask's last dimension, in elements."""
 
-    No fused kernel takes such a mask: torch computes matmuls and softmax in float32.
+
+def is_taken_apart(operation: Operation) -> bool:
+    """Return whether no fused kernel takes an attention call: torch computes matmuls and softmax in float32.
+
+    Fused kernels require that the numbers of a row of the mask lie side by side (torch's `sdp_utils`), which those of
+    T5's position bias, permuted from a table, do not. Without the stride, as in earlier recordings, a float32 mask of
+    16-bit attention stands for it.
     """
+    stride = operation.arguments.get(MASK_STRIDE)
+    if stride is not None:
+        return bool(stride != 1)
     heads, masks = operation.inputs[:3], operation.inputs[3:]
     return any(
         heads[0].dtype in ("float16", "bfloat16") and one.dtype == "float32" and one.shape[-1:] == heads[1].shape[-2:-1]

@@ -303,7 +303,7 @@ def test_unfused_attention_keeps_its_probabilities(
 ) -> None:
     with torch.device("meta"):
         query, key, value = (torch.empty(shape, dtype=dtype, requires_grad=True) for _ in range(3))
-        mask = torch.empty(1, 8, 256, 256) if has_mask else None
+        mask = torch.empty(1, 256, 256, 8).permute(0, 3, 1, 2) if has_mask else None  # as T5's position bias
 
     def step() -> None:
         attend = nn.functional.scaled_dot_product_attention

@@ -118,6 +118,26 @@ def test_backward_parts_are_joined_by_sequence_number() -> None:
     assert joined.duration == 45
 
 
+def test_call_that_autocast_repeats_with_cast_tensors_is_one_call() -> None:
+    # The outer call casts the mask, so that the last node is of the cast and the others are of the inner call.
+    attention = "aten::scaled_dot_product_attention"
+    found = select(
+        op(attention, 0, 50, 10),
+        op("aten::to", 1, 5, 10),
+        op(attention, 8, 40, 11),
+        op("aten::bmm", 10, 5, 11),
+        op("aten::_softmax", 20, 5, 12),
+        op("aten::relu", 60, 5, 13),
+        node("SoftmaxBackward0", 110, 9, 12),
+        *kernel(112, 1, tid=2),
+        node("BmmBackward0", 120, 9, 11),
+        *kernel(122, 2, tid=2),
+        node("ToCopyBackward0", 130, 9, 10),
+        *kernel(132, 3, tid=2),
+    )
+    assert summary(found) == [(attention, 0), ("aten::relu", 0), (f"{attention}_backward", 3)]
+
+
 def test_recomputed_forward_pass_is_not_joined() -> None:
     selected = select(
         op("aten::scaled_dot_product_attention", 0, 50, 5),

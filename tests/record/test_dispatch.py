@@ -127,7 +127,7 @@ def test_attention_is_one_operation_with_arguments(device: str) -> None:
         "attn_mask": False,
     }
     assert [tensor.shape for tensor in grouped.inputs] == [(2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8)]
-    assert masked.arguments["attn_mask"] is True
+    assert (masked.arguments["attn_mask"], masked.arguments["mask_stride"]) == (True, 1)
     assert masked.inputs[3].dtype == "bool"
     assert whole[1].arguments == grouped.arguments
     assert whole[1].inputs == grouped.inputs

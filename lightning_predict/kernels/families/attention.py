@@ -20,7 +20,7 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -43,14 +43,16 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import (
     SHORTEST_KERNEL_SECONDS,
+    SINGLE_LOAD_CYCLES,
     TYPICAL_UTILISATION,
     issue_rate,
+    limited_transfer,
     per_gpu,
     roofline_seconds,
     sustained_flops,
 )
 from lightning_predict.kernels.translation import whole_compute_dtype
-from lightning_predict.record.signatures import ATTENTION_KERNEL, WRITTEN_OUT, has_wider_mask
+from lightning_predict.record.signatures import ATTENTION_KERNEL, WRITTEN_OUT, is_taken_apart
 from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import FORMULA_SPREAD
 
@@ -355,12 +357,33 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
 def _whole(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    backward = operation.name.endswith("_backward")
-    eager = ("tf32" if flags.matmul_tf32 else "float32") if has_wider_mask(operation) else None
-    if eager is None and operation.arguments.get(ATTENTION_KERNEL) == WRITTEN_OUT and operation.inputs:
+    backward, eager = operation.name.endswith("_backward"), None
+    is_apart = is_taken_apart(operation)
+    if is_apart:
+        eager = "tf32" if flags.matmul_tf32 else "float32"
+    elif operation.arguments.get(ATTENTION_KERNEL) == WRITTEN_OUT and operation.inputs:
         own = operation.arguments.get("compute_dtype")
         eager = whole_compute_dtype(own, operation.inputs[0], tf32=flags.matmul_tf32)
-    return _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=eager)
+    shapes = _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=eager)
+    return (*shapes, *_around_products(operation)) if is_apart and shapes and not backward else shapes
+
+
+def _around_products(operation: Operation) -> Iterator[OperationShape]:
+    """Yield what torch runs in a forward pass of attention that it takes apart (`_scaled_dot_product_attention_math`).
+
+    These are the mask's sum, a softmax that is 0 in rows that are masked whole, dropout, and copies of the operands in
+    float32 and contiguous rows.
+    """
+    query, key = operation.inputs[:2]
+    rows, columns = query.elements / query.shape[-1], float(key.shape[-2])
+    scores, operands = rows * columns, query.elements + 2.0 * key.elements
+    yield limited_transfer(4 * scores, 4 * scores, scores, cycles=SINGLE_LOAD_CYCLES * scores)  # the mask is broadcast
+    yield OperationShape("vectorized", "float32", (5 * scores, scores, 2 * scores))  # which scores are -inf, which rows
+    yield limited_transfer(4 * scores, 4 * scores, scores, cycles=SINGLE_LOAD_CYCLES * scores)  # `where` by row
+    if operation.arguments.get("dropout_p"):
+        yield OperationShape("dropout", "float32", (rows, columns))
+    yield OperationShape("vectorized", "float32", (4 * scores, 2 * scores, scores))
+    yield limited_transfer(6 * operands, 8 * operands, operands, cycles=2 * SINGLE_LOAD_CYCLES * operands)
 
 
 _FUSED: Final = tuple(
