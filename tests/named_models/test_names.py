@@ -160,6 +160,13 @@ def test_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
         parse_model_name(name)
 
 
+@pytest.mark.parametrize("prefix", ["hf", "timm", "torchvision"])
+def test_name_of_another_library_is_told_without_the_prefix(prefix: str) -> None:
+    name = "stabilityai/stable-diffusion-xl-base-1.0"
+    with pytest.raises(InvalidArgumentError, match=f"is diffusers:{name}; give the name without {prefix}:"):
+        parse_model_name(f"{prefix}:{name}")
+
+
 def test_another_kind_of_model_is_no_suggestion() -> None:
     with pytest.raises(InvalidArgumentError, match=r"with this package\. Otherwise fetch"):
         shipped("hf", "facebook/musicgen-small")

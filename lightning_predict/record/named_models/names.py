@@ -66,6 +66,9 @@ def parse_model_name(text: str) -> ModelName:
         if colon or not text:
             raise InvalidArgumentError(_refusal(text))
         library, name = _library_of(text), text
+    elsewhere = next((other for other in get_args(Library) if name.lower() in shipped_models(other)), library)
+    if colon and elsewhere != library and name.lower() not in shipped_models(library or "hf"):
+        raise InvalidArgumentError(f"{shown(text)} is {elsewhere}:{name}; give the name without {prefix}:.")
     if library not in ("timm", "torchvision") and _shipped(library or "hf", name) is None:
         cached = _cached_configuration(name)
         if cached is None:
