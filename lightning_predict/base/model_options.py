@@ -23,7 +23,7 @@ class ModelOptions:
         optimizer: Of a model: adamw (default), adam, sgd, muon, or bitsandbytes' adamw_8bit, paged_adamw_8bit,
             paged_adamw_32bit.
         recipe: Of a model, separated by commas: reference (DPO), encoders (of diffusion models), autocast (over 16-bit
-            weights), 16-bit-adapters, float32-rest (of QLoRA).
+            weights), no-autocast (of LoRA), 16-bit-adapters, float32-rest (of QLoRA).
     """
 
     batch_size: int | None = None

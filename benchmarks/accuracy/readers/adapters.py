@@ -77,7 +77,7 @@ def rtx_4080_cases(data: Path) -> Iterator[Case]:
                 lora=int(row["lora_rank"]),
                 lora_targets=TARGETS,
                 quantization="nf4-double",
-                recipe="float32-rest",
+                recipe="float32-rest,no-autocast",  # `src/canifinetune/bench/runner.py` at 053ce9e1
                 checkpointing=True,
                 optimizer=row["optimizer"],
                 holds_output=True,

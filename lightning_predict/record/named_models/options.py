@@ -17,6 +17,7 @@ RECIPES: Final[Mapping[str, str]] = {
     "reference": "DPO's loss of pairs, with a frozen reference model (with LoRA: the model without its adapters)",
     "encoders": "the autoencoder and the text encoders of a diffusion model run in each step, frozen",
     "autocast": "a 16-bit model runs under autocast, as with bf16=True in Hugging Face's Trainer",
+    "no-autocast": "LoRA with float32 adapters in a loop without autocast",
     "16-bit-adapters": "LoRA's adapters in the dtype of the model",
     "float32-rest": "parameters outside layers in 4 bits in float32 (PEFT's prepare_model_for_kbit_training)",
 }
@@ -59,7 +60,7 @@ class StepOptions:
         for word in self.recipes:
             if word not in RECIPES:
                 raise InvalidArgumentError(f"recipe={word!r}; expected of {', '.join(RECIPES)}.")
-        for word, needed in (("16-bit-adapters", self.lora), ("float32-rest", self.quantization)):
+        for word, needed in zip(_NEEDED, (self.lora, self.lora, self.quantization), strict=True):
             if word in self.recipes and needed is None:
                 raise InvalidArgumentError(f"recipe={word} has no effect without {_NEEDED[word]}; add it.")
         self.numbers()
@@ -78,7 +79,8 @@ class StepOptions:
     def autocast(self) -> str | None:
         """Dtype of autocast; None if off. Under LoRA it is on, as adapters are in float32 even if the model is not."""
         numbers = self.numbers()
-        is_on = "autocast" in self.recipes or (self.lora is not None and "16-bit-adapters" not in self.recipes)
+        is_off = not {"no-autocast", "16-bit-adapters"}.isdisjoint(self.recipes)
+        is_on = "autocast" in self.recipes or (self.lora is not None and not is_off)
         return next((one for one in (numbers.autocast, numbers.dtype if is_on else None) if one in PRECISIONS), None)
 
     def precision_words(self) -> str:
@@ -100,5 +102,5 @@ class StepOptions:
 _LENGTH: Final = 2048
 """Length that an error message proposes for models with at least as many positions."""
 
-_NEEDED: Final = {"16-bit-adapters": "lora=", "float32-rest": "quantization="}
+_NEEDED: Final = {"no-autocast": "lora=", "16-bit-adapters": "lora=", "float32-rest": "quantization="}
 """Options without which a recipe has no effect."""

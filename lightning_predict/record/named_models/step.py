@@ -85,8 +85,8 @@ def step_of(
         holds_output: Whether the loop keeps the model's output during the backward pass, as `output = model(**batch)`
             in a plain loop does. Trainers return the loss alone, so the output is freed (the default).
         recipe: What training scripts do besides, separated by commas: `reference` (DPO), `encoders` (of diffusion
-            models), `autocast` (over a 16-bit model), `16-bit-adapters`, `float32-rest` (with `quantization`); see
-            `RECIPES` in `named_models/options.py`.
+            models), `autocast` (over a 16-bit model), `no-autocast` (of LoRA), `16-bit-adapters`, `float32-rest` (with
+            `quantization`); see `RECIPES` in `named_models/options.py`.
         kernels: Kernels that predictions of this step assume, as for `lp.predict`.
 
     Raises:
