@@ -186,6 +186,17 @@ def test_adapters_can_have_the_dtype_of_the_model(gpt2: str) -> None:
     assert "LoRA of rank 4 in c_attn, c_proj, adapters in bfloat16" in trace.notes[0]
 
 
+def test_adapters_in_a_plain_loop_are_in_float32_and_multiply_without_autocast(gpt2: str) -> None:
+    pytest.importorskip("peft")
+    trace = lp.step_of(gpt2, length=64, lora=4, lora_targets=["c_attn"], precision="16-true", recipe="no-autocast")
+    adapted = {one.shape: one.dtype for one in trace.parameters}
+    products = [one for one in trace.operations if one.phase == "forward" and one.name in ("aten::mm", "aten::addmm")]
+    assert {one.dtype for one in trace.parameters} == {"float16", "float32"}
+    assert {tensor.dtype for one in products for tensor in one.inputs if 4 in tensor.shape} == {"float32"}
+    assert {one.inputs[-1].dtype for one in products if 500 in one.outputs[0].shape} == {adapted[500, 64]}
+    assert trace.flags.autocast_dtype is None
+
+
 @pytest.mark.parametrize(
     ("config", "layers"),
     [

@@ -51,8 +51,9 @@ def t4_cases(data: Path) -> Iterator[Case]:
                 lora=int(row["lora_r"]),
                 lora_targets=TARGETS,
                 quantization=row["quantization"] if quantized else None,
-                recipe="float32-rest" if quantized else None,
+                recipe="float32-rest,no-autocast" if quantized else "no-autocast",  # `scripts/measure.py` at 02ebe015
                 checkpointing=True,
+                holds_output=True,
             ),
             measured=float(row["step_seconds"]),
         )

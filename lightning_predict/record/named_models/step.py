@@ -82,8 +82,8 @@ def step_of(
         checkpointing: Whether to recompute activations in the backward pass.
         optimizer: `adamw`, `adam`, `sgd` (with momentum) or `muon`, or bitsandbytes' `adamw_8bit`, `paged_adamw_8bit`
             or `paged_adamw_32bit`.
-        holds_output: Whether the loop keeps the model's output during the backward pass, as `output = model(**batch)`
-            in a plain loop does. Trainers return the loss alone, so the output is freed (the default).
+        holds_output: Whether the step keeps the model's output to its end, as `output = model(**batch)` in a function
+            does. Trainers return the loss alone, so the output is freed (the default).
         recipe: What training scripts do besides, separated by commas: `reference` (DPO), `encoders` (of diffusion
             models), `autocast` (over a 16-bit model), `no-autocast` (of LoRA), `16-bit-adapters`, `float32-rest` (with
             `quantization`); see `RECIPES` in `named_models/options.py`.
@@ -178,6 +178,7 @@ def _step(built: NamedStep, optimizers: list[torch.optim.Optimizer], options: St
             optimizer.step()
         for optimizer in optimizers:
             optimizer.zero_grad()
+        held.clear()
 
     return step
 
