@@ -26,7 +26,7 @@ from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSteps, single_steps, step_of_one_process
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
-from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, memory_need, step_memory
+from lightning_predict.memory.step_memory import DERIVED, MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.record.recorded_on import (
     check_predictable,
     code_path_notes,
@@ -409,12 +409,13 @@ def memory_need_of(
         return MemoryNeed()
     needed, allocated, least, simulated, kind = max(needs, key=lambda each: each[0])
     slack, unused = simulated.bytes_on(layout.gpu) - simulated.allocated_on(layout.gpu), max(needed - allocated, 0.0)
+    spreads = (DERIVED, DERIVED) if layout.count > 1 else (simulated.relative, simulated.relative_allocated)
     return memory_need(
         layout,
         needed,
-        relative=simulated.relative,
+        relative=spreads[0],
         allocated_bytes=allocated,
-        relative_allocated=simulated.relative_allocated,
+        relative_allocated=spreads[1],
         releasable_bytes=lambda: min(simulated.releasable_bytes / slack, 1.0) * unused if slack > 0 else 0.0,
         most_releasable_bytes=unused,
         context=_beside_the_allocator(kind, layout, sharing),
@@ -435,24 +436,18 @@ def _on_layout(
 ) -> tuple[StepMemory, float, float, float | None]:
     """Return the memory of a rank, its reserved and allocated bytes, and the reserved bytes of the least filled rank.
 
-    Without tensors in the recording, memory is divided evenly. If memory was measured on one GPU, the simulation of a
-    rank is scaled by measured over simulated memory on one GPU.
+    If memory was measured on one GPU, the simulation of a rank is scaled by measured over simulated memory on one GPU.
     """
-    from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
+    from lightning_predict.memory.rank_memory import RankMemory
 
-    sizes = single.bytes_on(layout.gpu), single.allocated_on(layout.gpu)
-    if not can_simulate(kind):
-        reserved, allocated = (even_bytes(size, kind, layout, sharing) for size in sizes)
-        return single, reserved, allocated, None
     ranks = known[id(kind)] = known.get(id(kind)) or RankMemory(kind)
     most = ranks.most_filled(layout, sharing)
     least = ranks.least_filled(layout, sharing) if finds_least else None
     factors = [correction, 1.0]
     if kind.memory.peak_bytes is not None or kind.memory.reserved_bytes is not None:
-        alone = ranks.alone
-        simulated = alone.bytes_on(layout.gpu), alone.allocated_on(layout.gpu)
-        factors = [measured / own for measured, own in zip(sizes, simulated, strict=True)]
-        most = replace(most, relative=single.relative, relative_allocated=single.relative_allocated)
+        allocated = single.allocated_on(layout.gpu) / ranks.alone.allocated_on(layout.gpu)
+        is_held = kind.memory.reserved_bytes is not None
+        factors = [single.bytes_on(layout.gpu) / ranks.alone.bytes_on(layout.gpu) if is_held else allocated, allocated]
     reserved, allocated = factors[0] * most.bytes_on(layout.gpu), factors[1] * most.allocated_on(layout.gpu)
     return most, reserved, allocated, None if least is None else factors[0] * least.bytes_on(layout.gpu)
 

@@ -210,8 +210,7 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         return usable_bytes(layout.gpu) - reserved
 
     def is_likely(samples: int) -> bool:
-        needed = need(samples)
-        return is_safe(samples) or (needed.fits is True and (needed.fit_probability or 0.0) >= 0.5)
+        return need(samples).fits is True
 
     def is_safe(samples: int) -> bool:
         return need(samples).memory_fit == "fits"

@@ -287,14 +287,25 @@ class PredictionFields:
     memory_least_filled_bytes = Field[float | None](
         "memory.least_filled_bytes", "Peak memory of a step on the GPU that needs the least, if GPUs differ.", "bytes"
     )
-    fits = Field[bool | None]("memory.fits", "Whether a step fits in the GPU's memory, perhaps tightly.")
+    fits = Field[bool | None]("memory.fits", "Whether a step fits in the GPU's memory with a chance of at least 50 %.")
     memory_fit = Field[MemoryFit | None](
-        "memory.memory_fit", "Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."
+        "memory.memory_fit", "Memory verdict: `fits` from 90 % on, `tight` from 50 %, or `exceeds`."
     )
-    fit_probability = Field[float | None]("memory.fit_probability", "Probability that a step fits.")
+    fit_probability = Field[float | None](
+        "memory.fit_probability", "Probability that a step fits.", "share", title="fits", on_machine=True
+    )
+    process = Field[Interval[float] | None](
+        "memory.process",
+        "Memory of the process, as nvidia-smi shows, with its 90 % interval.",
+        title="process\n(GiB, 90 %)",
+        shown="verbose",
+        gives_way=1,
+        in_json=False,
+        on_machine=True,
+    )
     memory_free_bytes = Field[float | None](
         "memory.memory_free_bytes",
-        "Usable memory left by a step; negative if it does not fit.",
+        "Usable memory left by a step with an even chance; negative if it does not fit.",
         "bytes",
         log="memory_free_gib",
     )

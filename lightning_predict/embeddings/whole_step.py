@@ -48,7 +48,7 @@ from lightning_predict.layouts.overlap import (
 )
 from lightning_predict.layouts.single_gpu import PredictionContext, SingleGpuSteps
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
+from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.trace import Phase, Trace
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline
@@ -180,13 +180,9 @@ class ShardedEmbeddings:
     def needed_bytes(self, trace: Trace, layout: Layout) -> tuple[float | None, float | None]:
         """Return the peak memory of the GPUs that need the most and the least memory; None if unknown."""
         dense = without_tables(trace)
-        alone = step_memory(dense)
-        if alone is None:
+        if step_memory(dense) is None:
             return None, None
-        if can_simulate(dense):
-            shared = float(RankMemory(dense).most_filled(layout, Strategy()).bytes_on(layout.gpu))
-        else:
-            shared = even_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+        shared = float(RankMemory(dense).most_filled(layout, Strategy()).bytes_on(layout.gpu))
         most, least = self.memory_bytes(shared, trace, layout)
         return most, least if least < most else None
 

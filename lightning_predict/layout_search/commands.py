@@ -259,6 +259,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
                 "" if choice.total_seconds is None else duration(choice.total_seconds),
                 "" if choice.cost_usd is None else usd(choice.cost_usd),
                 "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
+                "" if own.fit_probability is None else share(own.fit_probability),
                 choice.bound_by or "",
                 choice.strategy.name,
             ]
@@ -276,6 +277,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
             "total",
             "cost",
             "GiB",
+            "fits",
             "bound by",
             "strategy",
         ],

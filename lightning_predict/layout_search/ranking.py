@@ -30,7 +30,7 @@ from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layout_search.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
 from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, best_strategies
 from lightning_predict.layouts.strategy import Float8, Strategy
-from lightning_predict.memory.rank_memory import RankMemory, can_simulate, even_bytes
+from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
 from lightning_predict.prediction import remaining_steps
 from lightning_predict.record.trace import Trace, weighted_kinds
@@ -219,15 +219,10 @@ def _found(
 ) -> tuple[FoundStrategy, ...]:
     (single,) = step.kinds
     row = step.setting.gpus.index(layout.gpu)
-    need = step_memory(step.trace)
-    ranks = step.ranks.setdefault(id(step.trace), RankMemory(step.trace)) if can_simulate(step.trace) else None
+    ranks = step.ranks.setdefault(id(step.trace), RankMemory(step.trace)) if step_memory(step.trace) else None
 
     def bytes_of(strategy: Strategy) -> float | None:
-        if need is None:
-            return None
-        if ranks is not None and layout.count > 1:
-            return max(ranks.lower_bounds(layout, strategy))
-        return even_bytes(need.bytes_on(layout.gpu), step.trace, layout, strategy)
+        return None if ranks is None else max(ranks.lower_bounds(layout, strategy))
 
     tables = _with_shared_tables(step, layout)
     try:
@@ -264,7 +259,7 @@ def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrat
     except (InvalidArgumentError, InfeasiblePlanError):
         return ()
     need = step.memory_need(layout, strategy)
-    if need.memory_bytes is not None and need.memory_bytes > usable_bytes(layout.gpu):
+    if need.fits is False:
         return ()
     return (FoundStrategy(strategy, shared, shared.seconds / layout.count, need),)
 

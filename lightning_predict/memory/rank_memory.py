@@ -8,8 +8,8 @@ The recorded storages become storages of one rank:
 - gradients of a unit are whole until the next unit's operations end; then the rank keeps its shard (ZeRO 2, FSDP).
 - optimizer state, its copies and its temporary tensors are shards.
 
-torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools. For
-recordings without tensors, `even_bytes` divides all memory evenly.
+torch gathers units in a stream of their own, so their memory and the memory of other tensors are separate pools. If a
+recording has no tensors, `even_bytes` divides all memory evenly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lightning_predict.memory.simulation import (
     tensor_levels,
 )
 from lightning_predict.memory.stage_memory import ModelPart, RankStep, StageStorages, compiles_whole_passes
-from lightning_predict.memory.step_memory import StepMemory, derived_memory
+from lightning_predict.memory.step_memory import DERIVED, StepMemory, derived_memory, step_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace, backward_ends
 
@@ -134,19 +134,17 @@ class _Segment:
     last: int
 
 
-def can_simulate(trace: Trace) -> bool:
-    """Return whether `RankMemory` covers a recording: its operations need tensors."""
-    return trace.memory.parameter_bytes is not None and any(
-        tensor.id is not None for operation in trace.operations for tensor in operation.outputs
-    )
-
-
 @final
 class RankMemory:
-    """Memory of the ranks of a recorded step, under any strategy."""
+    """Memory of the ranks of a recorded step, under any strategy, simulated if the recording has tensors."""
 
     def __init__(self, trace: Trace) -> None:
         memory = replace(trace.memory, peak_bytes=None, reserved_bytes=None)
+        self._is_simulated = memory.parameter_bytes is not None and any(
+            tensor.id is not None for operation in trace.operations for tensor in operation.outputs
+        )
+        if not self._is_simulated:
+            memory = trace.memory
         self._trace = trace if memory == trace.memory else replace(trace, memory=memory)
         self._copies = copy_bytes(self._trace)
         self._gradients = gradient_bytes(self._trace)
@@ -154,19 +152,34 @@ class RankMemory:
 
     @cached_property
     def alone(self) -> StepMemory:
-        """Simulated memory need on one GPU, also if the memory was measured."""
-        return derived_memory(self._trace, self._whole.blocks)
+        """Memory need on one GPU, simulated although it was measured."""
+        if self._is_simulated:
+            return derived_memory(self._trace, self._whole.blocks)
+        single = step_memory(self._trace)
+        assert single is not None  # a step whose need is unknown has no ranks
+        return single
 
     def most_filled(self, layout: Layout, strategy: Strategy) -> StepMemory:
         """Return the memory need of the rank whose tensors need the most memory."""
-        return self._simulated(self._fullest(layout, strategy))
+        if self._is_simulated:
+            return self._simulated(self._fullest(layout, strategy))
+        gpu, single = layout.gpu, self.alone
+        reserved, allocated = (
+            math.ceil(even_bytes(size, self._trace, layout, strategy))
+            for size in (single.bytes_on(gpu), single.allocated_on(gpu))
+        )
+        slack = max(single.bytes_on(gpu) - single.allocated_on(gpu), 1)
+        releasable = min(single.releasable_bytes * (reserved - allocated) // slack, reserved - allocated)
+        return StepMemory(
+            persistent_bytes=allocated, slack_bytes=reserved - allocated, releasable_bytes=releasable, relative=DERIVED
+        )
 
     def least_filled(self, layout: Layout, strategy: Strategy) -> StepMemory | None:
         """Return the memory need of the rank whose tensors need the least memory; None if all ranks hold the same.
 
         Experts of this rank get the tokens that the busiest experts leave.
         """
-        if strategy.pipeline == 1 and (strategy.expert == 1 or strategy.capacity == 1):
+        if not self._is_simulated or (strategy.pipeline == 1 and 1 in (strategy.expert, strategy.capacity)):
             return None
         bounds = self.lower_bounds(layout, strategy)
         load = strategy.capacity
@@ -189,6 +202,8 @@ class RankMemory:
 
     def lower_bounds(self, layout: Layout, strategy: Strategy) -> list[float]:
         """Return a lower bound of each stage's peak without a simulation: lasting tensors and kept activations."""
+        if not self._is_simulated:
+            return [even_bytes(self.alone.bytes_on(layout.gpu), self._trace, layout, strategy)]
         bounds = list[float]()
         state = (self._trace.memory.optimizer_state_bytes or 0) + self._copies
         is_added_up = strategy.is_accumulating or strategy.micro_batches is None

@@ -27,6 +27,7 @@ and cuDNN skips algorithms whose workspace does not fit. Example::
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, final
@@ -47,8 +48,7 @@ from lightning_predict.memory.simulation import (
 from lightning_predict.record.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
-"""`fits`: the step fits with a probability of at least 90 %. `tight`: the predicted amount fits, with a lower
-probability. `exceeds`: the predicted amount does not fit."""
+"""`fits`: the step fits with a probability of at least 90 %. `tight`: with 50 to 90 %. `exceeds`: below 50 %."""
 
 FITS_FROM: Final = 0.9
 """Minimum probability for the verdict `fits`, so that at most 10 % of these verdicts are wrong."""
@@ -85,10 +85,9 @@ each source with the same weight. `python -m benchmarks.accuracy.fit_verdicts` f
 Most sources measured more than the simulation says: long runs with varying shapes fragment memory, libraries keep
 workspaces of their first call, and a published recipe leaves tensors out."""
 
-DERIVED: Final = Interval(0.86, 1.0, 1.3)
+DERIVED: Final = Interval(0.9, 1.0, 1.17)
 """As `AS_RECORDED`, for steps whose tensors are derived in part: on several GPUs, compiled, or with weights in 4 bits,
-whose communication, fused kernels and dequantized weights no recording shows. Fitted before the recording of
-KempnerForge's steps was corrected; since then, the command gives 0.90 to 1.17."""
+whose communication, fused kernels and dequantized weights no recording shows."""
 
 TRIALS_SHARE: Final = 0.14
 """Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), relative to simulated memory, if
@@ -112,12 +111,14 @@ class MemoryNeed(Deferred):
     Attributes:
         memory_bytes: Memory that torch's allocator reserves for a step.
         memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: Usable memory minus `memory_bytes` plus `releasable_bytes`; negative if the step does not
-            fit.
+        memory_free_bytes: Usable memory minus the amount that is needed with an even chance; negative if the step does
+            not fit.
         releasable_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
         allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
-        reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`).
-        process: Memory of the process, as nvidia-smi shows.
+        reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`). If the step fits, at
+            most what the GPU has; otherwise, on a larger GPU.
+        process: Memory of the process, as nvidia-smi shows, on the same GPU as `reserved`.
+        usable_bytes: GPU memory available to tensors of the process.
         least_filled_bytes: As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
     """
 
@@ -130,18 +131,12 @@ class MemoryNeed(Deferred):
     process: Interval[float] | None = None
     fit_probability: float | None = None
     least_filled_bytes: float | None = None
+    usable_bytes: float | None = None
 
     @property
     def fits(self) -> bool | None:
-        """Whether the predicted amount fits (`fits` or `tight`); None if unknown."""
+        """Whether the step is at least as likely to fit as not (`fits` or `tight`); None if unknown."""
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
-
-    @property
-    def usable_bytes(self) -> float | None:
-        """GPU memory available to tensors of the process; None if the need is unknown."""
-        if self.memory_bytes is None or self.memory_free_bytes is None:
-            return None
-        return self.memory_bytes - self.releasable_bytes + self.memory_free_bytes
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -153,8 +148,8 @@ class MemoryNeed(Deferred):
 
     @property
     def required_bytes(self) -> float:
-        """Reserved memory without the part that a full GPU releases; 0 if unknown."""
-        return (self.memory_bytes or 0.0) - self.releasable_bytes
+        """Reserved memory that is needed with an even chance, without what a full GPU releases; 0 if unknown."""
+        return (self.usable_bytes or 0.0) - (self.memory_free_bytes or 0.0)
 
 
 def memory_need(
@@ -175,7 +170,7 @@ def memory_need(
     Args:
         layout: The GPUs that share the step.
         needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
-        relative: Interval of `needed_bytes`, as factors. That of a recorded step is `DERIVED` on several GPUs.
+        relative: Interval of `needed_bytes`, as factors.
         allocated_bytes: Peak of allocated memory; None if unknown.
         relative_allocated: Interval of `allocated_bytes`, as factors.
         releasable_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory. A
@@ -188,17 +183,27 @@ def memory_need(
     if needed_bytes is None:
         return MemoryNeed()
     context = context_bytes(layout.gpu) if context is None else context
-    if layout.count > 1:
-        spreads = relative, relative_allocated
-        relative, relative_allocated = (DERIVED if one == AS_RECORDED else one for one in spreads)
     total = total_bytes(layout.gpu, reported_bytes)
-    reserved = relative.scaled(needed_bytes)
-    allocated = None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes)
+    usable, reserved = max(total - context.middle, 0.0), relative.scaled(needed_bytes)
 
     def need(spare: float) -> MemoryNeed:
         must = relative.scaled(max(needed_bytes - spare, 0.0))
-        needed = _need_of(needed_bytes, spare, must, reserved, allocated=allocated, context=context, total=total)
-        return needed if least_filled_bytes is None else replace(needed, least_filled_bytes=least_filled_bytes)
+        free = total - context.middle - _even(must)
+        limit = usable if free >= 0 else math.inf  # the allocator fills the GPU, then releases spare memory
+        held = replace(reserved, low=min(must.low, limit) if limit < needed_bytes else reserved.low).clamp_max(limit)
+        chance = fit_probability(must, context, total)
+        return MemoryNeed(
+            memory_bytes=needed_bytes if held.middle == needed_bytes else held.middle,
+            memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
+            memory_free_bytes=free,
+            releasable_bytes=max(spare - (reserved.middle - held.middle), 0.0),
+            allocated=None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes).map(min, held),
+            reserved=held,
+            process=held.added(context).clamp_max(total if free >= 0 else math.inf),
+            fit_probability=chance,
+            least_filled_bytes=None if least_filled_bytes is None else min(least_filled_bytes, limit),
+            usable_bytes=usable,
+        )
 
     if not callable(releasable_bytes):
         return need(releasable_bytes)
@@ -209,36 +214,6 @@ def memory_need(
     return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
 
 
-def _need_of(
-    needed_bytes: float,
-    releasable_bytes: float,
-    must: Interval[float],
-    reserved: Interval[float],
-    *,
-    allocated: Interval[float] | None,
-    context: Interval[float],
-    total: float,
-) -> MemoryNeed:
-    """Return the memory need of a step of which `must` has to fit, on a GPU with `total` bytes."""
-    chance = fit_probability(must, context, total)
-    free = total - must.middle - context.middle
-    if free >= 0:  # the allocator fills the GPU, then releases spare memory
-        filled = min(needed_bytes, total - context.middle)
-        if filled < needed_bytes:
-            reserved = replace(reserved, low=min(must.low, filled)).clamp_max(filled)
-        needed_bytes, releasable_bytes = filled, releasable_bytes - (needed_bytes - filled)
-    return MemoryNeed(
-        memory_bytes=needed_bytes,
-        memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
-        memory_free_bytes=free,
-        releasable_bytes=releasable_bytes,
-        allocated=None if allocated is None else allocated.clamp_max(reserved.high),
-        reserved=reserved,
-        process=reserved.added(context) if free < 0 else reserved.added(context).clamp_max(total),
-        fit_probability=chance,
-    )
-
-
 STUDENT_95: Final = 2.353
 """Scales of Student's t distribution with 3 degrees of freedom from its middle to either end of an interval."""
 
@@ -246,20 +221,25 @@ STUDENT_95: Final = 2.353
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
     """Return the probability that the reserved memory and the CUDA context fit into the GPU.
 
-    Their sum has Student's t distribution with 3 degrees of freedom. Its middle is the geometric mean of the ends of
-    `reserved`, because a recorded step lacks memory that a run has (`AS_RECORDED`).
+    Their sum has Student's t distribution with 3 degrees of freedom around `_even`, which is above the prediction,
+    because a recorded step lacks memory that a run has (`AS_RECORDED`).
 
     Args:
         reserved: Reserved memory in bytes.
         context: Memory of the process outside the allocator, in bytes.
         total: Memory of the GPU in bytes.
     """
-    spare = total - math.sqrt(reserved.low * reserved.high) - context.middle
+    spare = total - _even(reserved) - context.middle
     scale = math.hypot(*((part.high - part.low) / 2 for part in (reserved, context))) / STUDENT_95
     if scale == 0:
         return float(spare >= 0)
     ratio = spare / scale / math.sqrt(3)
     return 0.5 + (math.atan(ratio) + ratio / (1 + ratio**2)) / math.pi
+
+
+def _even(reserved: Interval[float]) -> float:
+    """Return the amount that a run exceeds in half of the cases: the middle of its logarithm's distribution."""
+    return math.sqrt(reserved.low * reserved.high)
 
 
 @final
@@ -363,7 +343,15 @@ def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
 def is_derived(trace: Trace) -> bool:
     """Return whether one GPU runs kernels or holds weights that the recorded tensors do not show (`DERIVED`)."""
     is_compiled = trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations)
-    return is_compiled or any(parameter.dtype == "uint8" for parameter in trace.parameters)
+    return is_compiled or has_packed_weights(trace)
+
+
+def has_packed_weights(trace: Trace) -> bool:
+    """Return whether weights are integers, or operations unpack them from any dtype (bitsandbytes' `quant_storage`)."""
+    unpacks = re.compile("4bit|int4|int8pack|::dequantize$").search  # of bitsandbytes, torch and torchao
+    return any(map(unpacks, {operation.name for operation in trace.operations})) or any(
+        "int" in parameter.dtype for parameter in trace.parameters
+    )
 
 
 def _cublas_handles(trace: Trace) -> int:

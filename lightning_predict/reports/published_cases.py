@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.kernels.operations import batch_shapes, operation_spec
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.memory.step_memory import has_packed_weights
 
 if TYPE_CHECKING:
     from lightning_predict.hardware.records import Gpu
@@ -116,7 +117,7 @@ def describe(trace: Trace) -> StepDescription:
 
 def trained_part(trace: Trace) -> TrainedPart:
     """Return the part of the parameters that a step trains."""
-    if any("4bit" in operation.name for operation in trace.operations):
+    if has_packed_weights(trace):
         return "adapters over 4 bits"
     sizes = [(math.prod(parameter.shape), parameter.requires_grad) for parameter in trace.parameters]
     trained, every = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field
+from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import NEGLIGIBLE, ordered
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.memory.step_memory import MemoryNeed
@@ -189,6 +190,10 @@ def _memory(need: MemoryNeed) -> str | None:
     return {"exceeds": f"too large: {amount}", "tight": f"tight: {amount}"}.get(need.memory_fit or "", amount)
 
 
+def _ends(size: Interval[float]) -> str:
+    return f"{gibibytes(size.low)} to {gibibytes(size.high)}"
+
+
 def bound_cell(prediction: Prediction) -> str:
     """Return the bottleneck for a table, with the loader's share of the time if the share is large."""
     part, bound = prediction.loader_share, bound_by(prediction)
@@ -221,6 +226,7 @@ _SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] 
     "remaining": _interval_cell,
     "cost_usd": _cost_cell,
     "memory_bytes": lambda _, line: _memory(line.memory),
+    "process": lambda _, line: None if (size := line.memory.process) is None else _ends(size),
     "verdict": lambda _, row: bound_cell(row),
     "coverage": lambda _, row: _covered_by(row),
 }

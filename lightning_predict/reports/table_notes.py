@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import Final, TypeVar
 
 from lightning_predict.base.note import is_decisive, is_detail
-from lightning_predict.base.ties import NEGLIGIBLE
+from lightning_predict.base.ties import NEGLIGIBLE, NOTICEABLE
 from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.hardware.lookup import other_forms
@@ -163,11 +163,10 @@ def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:
     tight = []
     for row in (row for row in predictions.values() if row.memory_fit == "tight"):
-        chance, need = row.memory.fit_probability, row.memory
-        likely = "" if chance is None else f" ({share(chance)} likely to fit)"
-        is_shown = gibibytes(need.required_bytes) != gibibytes(need.memory_bytes or 0.0)
-        cache = f", {gibibytes(need.releasable_bytes)} of them cache that torch gives back" if is_shown else ""
-        tight.append(f"{row.gpu} has {gibibytes(need.memory_free_bytes or 0.0)} GiB to spare{cache}{likely}")
+        chance, cache = row.memory.fit_probability, row.memory.releasable_bytes
+        is_shown = cache >= NOTICEABLE * (row.memory_bytes or 0.0) > 0
+        freed = f" after torch gives back {gibibytes(cache)} GiB of its cache" if is_shown else ""
+        tight.append(row.gpu if chance is None else f"{row.gpu} is {share(chance)} likely to fit{freed}")
     if tight:
         yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.base.units import MEBIBYTE
+from lightning_predict.base.units import GIBIBYTE, MEBIBYTE
 from lightning_predict.fusion.kernels import fused
 from lightning_predict.hardware import gpu
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import Strategy, parse_strategy
-from lightning_predict.memory.rank_memory import GATHERED_UNITS, RankMemory, can_simulate
+from lightning_predict.memory.rank_memory import GATHERED_UNITS, RankMemory, even_bytes
 from lightning_predict.memory.simulation import Blocks, live_bytes
-from lightning_predict.memory.step_memory import step_memory
+from lightning_predict.memory.step_memory import DERIVED, step_memory
 from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import Trace
 from lightning_predict.step_predictor import memory_need_of
@@ -130,7 +130,27 @@ def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
     assert found.memory_bytes == pytest.approx(3 * (plain.memory_bytes or 0))
 
 
-def test_recordings_without_tensors_are_not_simulated(trace: Trace) -> None:
+def test_recordings_without_tensors_are_divided_evenly(trace: Trace) -> None:
     bare = tuple(replace(operation, inputs=(), outputs=()) for operation in trace.operations)
-    assert can_simulate(trace)
-    assert not can_simulate(replace(trace, operations=bare))
+    memory = replace(trace.memory, peak_bytes=30 * GIBIBYTE, reserved_bytes=36 * GIBIBYTE)
+    measured, layout, strategy = replace(trace, operations=bare, memory=memory), Layout(A100, 4), Strategy(data="fsdp")
+    need = memory_need_of([(measured, known(step_memory(measured)))], layout, strategy)
+    assert need.memory_bytes == pytest.approx(even_bytes(36 * GIBIBYTE, measured, layout, strategy))
+    assert known(need.allocated).middle == pytest.approx(even_bytes(30 * GIBIBYTE, measured, layout, strategy))
+
+
+@pytest.mark.parametrize("words", ["ddp", "fsdp", "hybrid,accumulate=2", "zero2,micro_batches=2"])
+@pytest.mark.parametrize("has_tensors", [True, False])
+@pytest.mark.parametrize("measured", [(), ("peak_bytes",), ("reserved_bytes",), ("peak_bytes", "reserved_bytes")])
+def test_layout_that_was_not_measured_has_the_interval_of_derived_memory(
+    trace: Trace, words: str, has_tensors: bool, measured: tuple[str, ...]
+) -> None:
+    step = replace(trace, memory=replace(trace.memory, **dict.fromkeys(measured, 5 * GIBIBYTE)))
+    if measured and not has_tensors:
+        bare = tuple(replace(operation, inputs=(), outputs=()) for operation in step.operations)
+        step = replace(step, operations=bare)
+    need = memory_need_of([(step, known(step_memory(step)))], Layout(A100, 8, 4), parse_strategy(words))
+    reserved, allocated = known(need.reserved), known(need.allocated)
+    assert reserved.map(lambda end: end / reserved.middle) == DERIVED
+    assert allocated.middle <= reserved.middle
+    assert allocated.high / allocated.middle == pytest.approx(min(DERIVED.high, reserved.high / allocated.middle))

@@ -32,6 +32,7 @@ T4 = example_prediction(
     memory_bytes=7.81 * GIBIBYTE,
     memory_fit="fits",
     memory_free_bytes=6.29 * GIBIBYTE,
+    usable_bytes=14.1 * GIBIBYTE,
     coverage={"mlp": 0.92, "roofline": 0.08},
 )
 
@@ -47,6 +48,7 @@ H100 = with_values(
     cost_usd=1.196,  # 0.4 h × $2.99
     offer="Lambda gpu_1x_h100_sxm5 (2026-11-01)",
     memory_free_bytes=69.4 * GIBIBYTE,
+    usable_bytes=77.21 * GIBIBYTE,
     coverage={"wave": 0.296, "mlp": 0.70, "roofline": 0.004},
     notes=("No kernel model knows aten::foo; its 3 calls count as roofline.",),
 )
@@ -64,6 +66,7 @@ K80 = with_values(
     memory_bytes=12.5 * GIBIBYTE,
     memory_fit="exceeds",
     memory_free_bytes=-2.0 * GIBIBYTE,
+    usable_bytes=10.5 * GIBIBYTE,
     coverage={"proxy": 0.55, "bytes": 0.30, "roofline": 0.15},
     extrapolated_share=0.55,
 )

@@ -98,12 +98,12 @@ def test_the_page_says_what_to_rent_and_why() -> None:
 
 
 def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
-    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE, usable_bytes=8.06 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits tightly, 7.81 of 8.06 GiB Google n1-standard-4" in text
     assert "T4 cheapest tight" in text
     assert "tight: 7.81 of 8.06" in text
-    assert "Tight memory: T4 has 0.250 GiB to spare. Run a few steps before you rent for long." in text
+    assert "Tight memory: T4. Run a few steps before you rent for long." in text
     assert "narrow" not in page(FULL).text
 
 

@@ -110,7 +110,7 @@ def test_gpu_without_enough_memory_is_not_recommended() -> None:
 
 
 def test_tight_memory_adds_a_remark() -> None:
-    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
+    narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE, usable_bytes=8.06 * GIBIBYTE)
     ranking = rank(Predictions((narrow, H100)))
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
     assert ranking.as_dict()["tight"] == ["T4"]

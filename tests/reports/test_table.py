@@ -17,12 +17,15 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.memory.step_memory import memory_need
+from lightning_predict.reports.format import share
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import grid, markdown_table, plain_table, print_table
 from lightning_predict.reports.table_notes import NOTES
 from lightning_predict.reports.table_rows import folded_gpus, is_bound_by_links
 from lightning_predict.testing import example_machine, with_values
 from lightning_predict.timeline.verdict import Verdict
+from tests.known import known
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN
 
 
@@ -121,11 +124,12 @@ ENDLESS = with_values(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3
                 "parallel` finds ways to split the model among GPUs."
             ],
         ),
-        # An L4 has 21.0 GiB: 24 GiB would fill it, of which the allocator releases 8; 16 GiB do not fill it.
+        # An L4 has 21.0 GiB: 24 GiB would fill it, of which the allocator releases 8, and runs need 4.1 % more
+        # than predicted; 16 GiB do not fill it.
         (
             "filled",
             of(replace(MINIMAL, memory=memory_need(L4, 24 * GIBIBYTE, releasable_bytes=8 * GIBIBYTE))),
-            ["Full, but fits: torch's allocator frees what it caches when the GPU is full. Needed: L4 16.0 GiB."],
+            ["Full, but fits: torch's allocator frees what it caches when the GPU is full. Needed: L4 16.7 GiB."],
         ),
         ("filled", of(replace(MINIMAL, memory=memory_need(L4, 16 * GIBIBYTE))), []),
         ("extrapolated", of(SEEN), []),
@@ -170,16 +174,15 @@ def test_note_states_its_condition(condition: str, predictions: Predictions, not
 
 
 @pytest.mark.parametrize("cache", [0, 1, 4])
-def test_memory_of_a_tight_fit_and_what_is_to_spare_add_up(cache: int) -> None:
-    need = memory_need(L4, (20 + cache) * GIBIBYTE, relative=Interval(0.9, 1.0, 1.1), releasable_bytes=cache * GIBIBYTE)
-    row = replace(MINIMAL, memory=need)
-    assert row.memory_fit == "tight"
-    (cell,) = re.findall(r"tight: ([\d.]+) of ([\d.]+)", plain_table(of(row)))
-    (note,) = NOTES["tight"](of(row))
-    spare = r"L4 has ([\d.]+) GiB to spare(?:, ([\d.]+) of them cache that torch gives back)?"
-    free, freed = re.findall(spare, note)[0]
-    assert float(cell[1]) - float(cell[0]) + float(freed or 0) == pytest.approx(float(free), abs=0.1)
-    assert bool(freed) == (cache > 0)
+@pytest.mark.parametrize("gibibytes", [16.0, 18.5, 19.5, 20.0, 20.4, 20.6, 21.0, 24.0])
+def test_column_word_note_json_and_recommendation_agree(cache: int, gibibytes: float) -> None:
+    row = replace(MINIMAL, memory=memory_need(L4, (gibibytes + cache) * GIBIBYTE, releasable_bytes=cache * GIBIBYTE))
+    chance, text = known(row.fit_probability), plain_table(of(row))
+    word = "" if chance >= 0.9 else "tight: " if chance >= 0.5 else "too large: "
+    assert re.search(rf"  {word}[\d.]+ of 21.0 +{share(chance)}", text)
+    assert ("Too large: L4 lacks" in text, "Tight memory: L4" in text) == (chance < 0.5, 0.5 <= chance < 0.9)
+    assert (f"is {share(chance)} likely to fit after torch gives back" in text) == (cache > 0 and 0.5 <= chance < 0.9)
+    assert row.as_dict()["fits"] == (chance >= 0.5) == (rank(of(row)).fastest is not None)
 
 
 def test_loader_is_bottleneck_if_slower_than_step() -> None:
