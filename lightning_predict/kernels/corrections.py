@@ -39,7 +39,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION, attention_seconds
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
 from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_shape, operation_spec
-from lightning_predict.kernels.roofline import transposed_ratio
+from lightning_predict.kernels.roofline import OLDER_RATE, WIDEST_FLOPS_PER_CLOCK, issue_rate, transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.record.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
@@ -198,6 +198,30 @@ def layout_factors(
     for dtype, positions in columns.items():
         ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
         factor[:, positions] += base_share[:, positions] * (ratios - 1)
+    return factor
+
+
+def across_factors(
+    operations: Sequence[Operation], items: Sequence[WorkItem], gpus: Sequence[Gpu], seconds: Array
+) -> Array:
+    """Return the slowdown of TF32 matmuls A·B and Aᵀ·B on Hopper, shape (gpus, items); 1 for other work.
+
+    Hopper's instructions for groups of warps take TF32 operands whose rows run along the depth (PTX ISA, `wgmma`), so
+    that both gradients of a linear layer run with those of Ampere. `seconds` has the shape (gpus, items).
+    """
+    factor = np.ones(seconds.shape)
+    rows = [row for row, gpu in enumerate(gpus) if gpu.generation.chip == "hopper"]
+    columns = [
+        column
+        for column, item in enumerate(items)
+        if len(item.shapes) == 1 and item.shapes[0].operation in MATMULS and item.shapes[0].dtype == "tf32"
+    ]
+    along = transposed_matmuls(operations) if rows and columns else frozenset()
+    for column in columns if rows else ():
+        if along.isdisjoint(items[column].operations):
+            flops = float(batch_shapes(items[column].shapes).flops[0])
+            least = [flops / (OLDER_RATE * WIDEST_FLOPS_PER_CLOCK * issue_rate(gpus[row])) for row in rows]
+            factor[rows, column] = np.maximum(least / seconds[rows, column], 1.0)
     return factor
 
 

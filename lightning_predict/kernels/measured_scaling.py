@@ -30,6 +30,7 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import (
+    across_factors,
     attention_factors,
     attention_kernel,
     layout_factors,
@@ -167,6 +168,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         base_share = added(of_release.middle * times.extrapolated_share) / whole
         shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
     interval = interval.scaled(layout_factors(trace.operations, items, gpus, base_share))
+    interval = interval.scaled(across_factors(trace.operations, items, gpus, interval.middle))
     interval = interval.scaled(np.array([[memory_factor(gpu)] for gpu in gpus]))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return WorkTimes(

@@ -263,6 +263,12 @@ SECTOR_BYTES: Final = 32  # Minimum bytes of a memory access, if each access is 
 SECTOR_CYCLES: Final = 2.1
 """Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element."""
 
+WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
+"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere; in 16 bits, twice as many."""
+
+OLDER_RATE: Final = 0.8
+"""Share of this rate that kernels with these instructions reach on GPUs with faster ones, as FlashAttention 2 does."""
+
 LINK_SHARE: Final = 0.8  # Share of a link's bandwidth that a copy between host and GPU reaches
 
 

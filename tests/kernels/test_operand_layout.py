@@ -1,5 +1,6 @@
-"""Products A·Bᵀ in float32, which take longer than A·B where power limits the lanes."""
+"""Products A·Bᵀ: in float32 slower than A·B where power limits the lanes, in TF32 faster on Hopper."""
 
+import numpy as np
 import pytest
 
 from lightning_predict.hardware import gpu, gpu_names
@@ -75,7 +76,7 @@ def test_power_decides() -> None:
         assert transposed_ratio(gpu(name), "tf32") == (1 if has_units else transposed_ratio(gpu(name), "float32"))
 
 
-def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slower_than_float32() -> None:
+def test_a_transposed_product_is_faster_in_tf32_on_hopper_alone_and_tf32_is_never_slower() -> None:
     left, right = tensor(0, 2048, 8192), tensor(1, 8192, 4096)
     plain, turned = (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
     gpus, models = [gpu(name) for name in gpu_names()], kernel_models(gpu_names())
@@ -84,8 +85,9 @@ def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slowe
         trace = Trace(operations=(step,), device="meta", recorder="dispatch", flags=Flags(matmul_tf32=tf32))
         return predict_work_times(trace, gpus, origin=None, models=models).interval.middle[:, 0]
 
-    for tf32 in (False, True):
-        assert (seconds(turned, tf32=tf32) >= seconds(plain, tf32=tf32)).all()
+    is_hopper = np.array([card.generation.chip == "hopper" for card in gpus])
+    assert (seconds(turned, tf32=False) >= seconds(plain, tf32=False)).all()
+    assert ((seconds(turned, tf32=True) >= seconds(plain, tf32=True)) | is_hopper).all()
     assert (seconds(turned, tf32=True) <= (1 + 1e-6) * seconds(turned, tf32=False)).all()  # equal but for rounding
 
 
@@ -106,3 +108,23 @@ def test_only_gpus_whose_rate_is_that_of_other_products_take_longer(name: str, r
         assert after / before == pytest.approx(ratio, abs=0.01), end
     if name == "L40S":
         assert float(intervals[1].middle[0, 0]) == pytest.approx(4.26e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_tf32", "gain"),
+    [("H200-SXM-141GB", True, 1.3), ("H200-SXM-141GB", False, 1.0), ("A100-SXM-80GB", True, 1.0)],
+)
+def test_on_hopper_gradients_of_a_tf32_layer_run_with_instructions_of_ampere(
+    name: str, is_tf32: bool, gain: float
+) -> None:
+    """ViT-S on our H200: 95 us forward, 137 us for the gradient of the data, 195 us for that of the weight."""
+    dtype = "float32" if is_tf32 else "bfloat16"
+    data, weight = tensor(0, 25_216, 384, dtype=dtype), tensor(1, 384, 1_536, dtype=dtype)
+    products = (product(data, weight, **{SECOND_TRANSPOSED: True}), product(data, weight))
+    trace = Trace(operations=products, device="meta", recorder="dispatch", flags=Flags(matmul_tf32=True))
+    work = predict_work_times(trace, [gpu(name)], origin=None, models=kernel_models((name,)))
+    along, across = work.interval.middle[0]
+    flops = 2 * 25_216 * 384 * 1_536
+    assert across / along == pytest.approx(gain, rel=0.05)
+    if gain > 1:
+        assert across == pytest.approx(flops / (0.8 * 1024 * 132 * 1.98e9), rel=1e-3)

@@ -42,9 +42,11 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import (
+    OLDER_RATE,
     SHORTEST_KERNEL_SECONDS,
     SINGLE_LOAD_CYCLES,
     TYPICAL_UTILISATION,
+    WIDEST_FLOPS_PER_CLOCK,
     issue_rate,
     limited_transfer,
     per_gpu,
@@ -141,12 +143,6 @@ other, and two groups of warps take turns."""
 
 WAITED_SHARE_OF_BLACKWELL: Final = 0.1
 """The same if other warps compute the softmax than those that multiply, as on data-centre Blackwell."""
-
-WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
-"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere; in 16 bits, twice as many."""
-
-OLDER_RATE: Final = 0.8
-"""Share of this rate that FlashAttention 2 reaches on GPUs with faster instructions."""
 
 SINGLE_RATE: Final = 0.1
 """Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32."""
