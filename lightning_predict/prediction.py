@@ -284,11 +284,11 @@ def _in_float16(
     return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in predictions}
 
 
-def _cost_of_steps(one: Prediction) -> float:
+def _cost_of_steps(prediction: Prediction) -> float:
     """Return the cost per recorded step as a sort key; GPUs without a price or enough memory come last."""
-    if one.usd_per_hour is None or one.fits is False:
+    if prediction.usd_per_hour is None or prediction.fits is False:
         return math.inf
-    return one.usd_per_hour * one.cycle_seconds / one.layout.count
+    return prediction.usd_per_hour * prediction.cycle_seconds / prediction.layout.count
 
 
 def shown_layouts(
@@ -341,7 +341,7 @@ def _heading(
     count = alone if steps is None else f"{steps:,} {one if steps == 1 else several}"
     shared = [
         f" = {own[one.gpu]:,} × batch {one.run.samples_per_iteration:,} ({one.gpu})"  # noqa: RUF001
-        for one in sorted(predictions, key=lambda one: one.num_gpus)
+        for one in sorted(predictions, key=lambda prediction: prediction.num_gpus)
         if steps is not None and own[one.gpu] not in (None, steps) and one.run.samples_per_iteration is not None
     ]
     parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}{''.join(shared[:MAX_SHARED])}"]  # noqa: RUF001

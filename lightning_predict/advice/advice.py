@@ -138,7 +138,7 @@ def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:
     """Sort by verdict, then by gain. Equal gains keep their order."""
     verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
     by_gain = ordered(advised, _gain_told, reverse=True)
-    return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
+    return sorted(by_gain, key=lambda advised: verdicts.index(advised.verdict))
 
 
 def _gain_told(advised: EvaluatedChange) -> float:

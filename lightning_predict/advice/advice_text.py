@@ -384,25 +384,25 @@ def _simulated(change: EvaluatedChange) -> str:
     return f"simulated {_times(change.simulated_gain)}{on}"
 
 
-def _elsewhere(one: EvaluatedChange, advice: Advice) -> str:
+def _elsewhere(change: EvaluatedChange, advice: Advice) -> str:
     """Return the largest simulated gain on another GPU if clearly larger than on the first; its part by padding."""
-    best, gain = _largest(one)
-    on = f"{_times(gain)} on {best}" if gain >= (1 + NOTICEABLE) * (one.simulated_gain or 1.0) else ""
-    told = on + _by_padding(one, advice, ", " if on else "")
+    best, gain = _largest(change)
+    on = f"{_times(gain)} on {best}" if gain >= (1 + NOTICEABLE) * (change.simulated_gain or 1.0) else ""
+    told = on + _by_padding(change, advice, ", " if on else "")
     return f" ({told})" if told else ""
 
 
-def _largest(one: EvaluatedChange) -> tuple[str, float]:
-    return max(one.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
+def _largest(change: EvaluatedChange) -> tuple[str, float]:
+    return max(change.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-def _by_padding(one: EvaluatedChange, advice: Advice, comma: str) -> str:
+def _by_padding(change: EvaluatedChange, advice: Advice, comma: str) -> str:
     """Return the part of compile's gain that comes from padding odd sizes, which differs widely between GPUs."""
     padding = next((other for other in advice.changes if other.name == "padding"), None)
-    if one.name != "compile" or padding is None:
+    if change.name != "compile" or padding is None:
         return ""
     gpu, gain = _largest(padding)
-    where = "" if gpu == _largest(one)[0] else f" on {gpu}"
+    where = "" if gpu == _largest(change)[0] else f" on {gpu}"
     return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= 1 + NOTICEABLE else ""
 
 
@@ -432,7 +432,7 @@ def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | Non
         costs.append((one.cost_usd / factor, one.remaining_seconds / factor, one.layout.name))
     if not costs:
         return None
-    (cost, seconds, name), *others = ordered(ordered(costs, lambda one: one[1]), lambda one: one[0])
+    (cost, seconds, name), *others = ordered(ordered(costs, lambda pair: pair[1]), lambda pair: pair[0])
     beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
     return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
 

@@ -45,8 +45,8 @@ class BatchSizes:
         places = _Places(trace, self._samples)
         numbers: dict[tuple[TensorInfo, SampleDimension], int] = {}
 
-        def numbered(tensors: Sequence[TensorInfo], found: Sequence[SampleDimension]) -> tuple[int, ...]:
-            return tuple([numbers.setdefault(key, len(numbers)) for key in zip(tensors, found, strict=True)])
+        def numbered(tensors: Sequence[TensorInfo], dimensions: Sequence[SampleDimension]) -> tuple[int, ...]:
+            return tuple([numbers.setdefault(key, len(numbers)) for key in zip(tensors, dimensions, strict=True)])
 
         self._operations: list[tuple[Operation, tuple[int, ...], tuple[int, ...]] | Operation] = []
         for operation in trace.operations:

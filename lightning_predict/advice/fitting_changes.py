@@ -93,8 +93,8 @@ def _ways(variants: Sequence[Variant], layout: Layout, assumptions: Assumptions)
             return
 
 
-def _number_of_changes(one: tuple[Trace, tuple[str, ...], tuple[str, ...]]) -> int:
-    return len(one[1]) + len(one[2])
+def _number_of_changes(attempt: tuple[Trace, tuple[str, ...], tuple[str, ...]]) -> int:
+    return len(attempt[1]) + len(attempt[2])
 
 
 def _applies(name: str, trace: Trace, gpu: Gpu) -> bool:

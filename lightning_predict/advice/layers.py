@@ -226,6 +226,6 @@ def _cells(table: LayerTable) -> list[list[str]]:
     """Return the cell texts: each time with its share of the column."""
     totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
     return [
-        [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]
+        [f"{milliseconds(part)} ms {part / total:>4.0%}" for part, total in zip(row.seconds, totals, strict=True)]
         for row in table.rows
     ]

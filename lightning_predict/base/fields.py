@@ -79,17 +79,17 @@ class Field(Generic[Value]):
         self.name = name
 
     @overload
-    def __get__(self, one: None, owner: type) -> Field[Value]: ...
+    def __get__(self, instance: None, owner: type) -> Field[Value]: ...
 
     @overload
-    def __get__(self, one: object, owner: type) -> Value: ...
+    def __get__(self, instance: object, owner: type) -> Value: ...
 
-    def __get__(self, one: object | None, owner: type) -> Field[Value] | Value:
-        return self if one is None else self.value(one)
+    def __get__(self, instance: object | None, owner: type) -> Field[Value] | Value:
+        return self if instance is None else self.value(instance)
 
-    def logged(self, one: object) -> float | None:
+    def logged(self, instance: object) -> float | None:
         """Return the value in the unit of its logger key; None if unknown."""
-        value: Any = self.value(one)
+        value: Any = self.value(instance)
         ending = next((ending for ending in LOGGED_UNITS if ending in (self.log or "")), None)
         return value if value is None or ending is None else LOGGED_UNITS[ending](value)
 
@@ -102,12 +102,12 @@ def fields_of(table: type) -> tuple[Field[Any], ...]:
 def _along(path: str) -> Callable[[Any], Any]:
     names = path.split(".")
 
-    def follow(one: Any) -> Any:
+    def follow(instance: Any) -> Any:
         for name in names:
-            if one is None:
+            if instance is None:
                 return None
-            one = getattr(one, name)
-        return one
+            instance = getattr(instance, name)
+        return instance
 
     return follow
 

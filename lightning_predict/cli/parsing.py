@@ -220,9 +220,9 @@ def _takes_model(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return _MODEL in parameters and parameters[_MODEL].annotation == ModelOptions.__name__
 
 
-def _parameter(one: inspect.Parameter) -> Parameter:
-    reader = {"int": _whole_number, "float": _number}.get(str(one.annotation).removesuffix(" | None"))
-    return Parameter(converter=reader, show_default=one.default not in (None, False, one.empty))
+def _parameter(parameter: inspect.Parameter) -> Parameter:
+    reader = {"int": _whole_number, "float": _number}.get(str(parameter.annotation).removesuffix(" | None"))
+    return Parameter(converter=reader, show_default=parameter.default not in (None, False, parameter.empty))
 
 
 def _separated(words: Sequence[str]) -> list[str]:

@@ -146,7 +146,7 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
     models = kernel_models((gpu.name,), weights)
     counts = Counter(shape for item in work_items(recorded) for shape in item.shapes)
     explanations = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
-    explanations.sort(key=lambda one: -one[0].interval.middle * one[1])
+    explanations.sort(key=lambda pair: -pair[0].interval.middle * pair[1])
     rows = [
         {
             "operation": explanation.shape.operation,
@@ -169,11 +169,11 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
     )
 
 
-def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
+def _explained(gpu: str, explained: Sequence[tuple[Explanation, int]]) -> str:
     """Format the source and the limits of each operation's time, longest first."""
-    total = math.fsum(explanation.interval.middle * times for explanation, times in found)
+    total = math.fsum(explanation.interval.middle * times for explanation, times in explained)
     rows = []
-    for one, times in found[:EXPLAINED]:
+    for one, times in explained[:EXPLAINED]:
         shape = " ".join(f"{word}={value:g}" for word, value in one.shape.parameters.items())
         source = ", ".join(dict.fromkeys(part.shape.operation for part in one.parts))
         held = [f"{limit} ({1e6 * seconds:.1f})" for limit, seconds in one.limits]
@@ -183,9 +183,9 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
         limits = ", ".join([*one.network_limits, *held])
         rows.append([*cells, share, named, f"{1e6 * one.sourced_seconds:.1f}", limits, shape])
     headers = ["times", "operation", "µs", "% of all", "source", "its µs", "then held to (µs)", "shape"]
-    last = "" if len(found) <= EXPLAINED else f"\n{len(found) - EXPLAINED} more; --json lists all."
+    last = "" if len(explained) <= EXPLAINED else f"\n{len(explained) - EXPLAINED} more; --json lists all."
     return (
-        f"{len(found)} shapes on the {gpu}, {1e3 * total:.3f} ms by their shapes:\n"
+        f"{len(explained)} shapes on the {gpu}, {1e3 * total:.3f} ms by their shapes:\n"
         + aligned(headers, rows, right={0, 2, 3, 5})
         + last
     )

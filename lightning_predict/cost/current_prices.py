@@ -162,8 +162,8 @@ def _chosen(offers: Iterable[Offer]) -> list[Offer]:
         groups.setdefault((offer.provider, offer.gpu, offer.num_gpus), []).append(_without_odd_spot(offer))
     chosen: dict[tuple[object, ...], Offer] = {}
     for group in groups.values():
-        cheapest = min(group, key=lambda one: one.usd_per_hour)
-        on_spot = min(group, key=lambda one: (one.spot_usd_per_hour or math.inf, one.usd_per_hour))
+        cheapest = min(group, key=lambda offer: offer.usd_per_hour)
+        on_spot = min(group, key=lambda offer: (offer.spot_usd_per_hour or math.inf, offer.usd_per_hour))
         machines = [offer for offer in sorted(group, key=lambda one: -one.usd_per_hour) if find_machine(offer.instance)]
         known = {offer.instance: offer for offer in machines}.values()  # the cheapest region of each machine
         for picked in (cheapest, on_spot, *known):

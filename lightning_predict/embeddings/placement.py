@@ -166,7 +166,7 @@ def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) ->
     load = search.total(choices)
     seconds = search.seconds(load)
     heaviest = sorted(
-        choices, key=lambda index: -max(float(search.gpu_seconds(one).max()) for one in search.loads[index].values())
+        choices, key=lambda index: -max(float(search.gpu_seconds(load).max()) for load in search.loads[index].values())
     )
     for _ in range(MAX_PASSES):
         before = seconds

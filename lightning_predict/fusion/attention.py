@@ -72,42 +72,42 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
     return found
 
 
-def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
+def _follow(attention: _WrittenOut, place: int, operation: Operation) -> bool | None:
     """Add an operation that reads the scores. Return True at the second matmul, False if there is no attention."""
     if operation.name in _MATMULS:
-        is_second = one.leading is not None and operation.inputs[0].id in one.scores
+        is_second = attention.leading is not None and operation.inputs[0].id in attention.scores
         if is_second:
-            one.value, one.result = operation.inputs[1], operation.outputs[0]
-            one.places.append(place)
+            attention.value, attention.result = operation.inputs[1], operation.outputs[0]
+            attention.places.append(place)
         return is_second
-    if any(tensor.elements != one.elements for tensor in operation.outputs):
+    if any(tensor.elements != attention.elements for tensor in operation.outputs):
         return False  # another operation uses the scores, so they must be stored
     if operation.name == "aten::_softmax":
         *leading, _, _ = operation.inputs[0].shape
-        one.leading = (1, *leading) if len(leading) == 1 else tuple(leading)
+        attention.leading = (1, *leading) if len(leading) == 1 else tuple(leading)
     if operation.name in _MASKS and any(
-        tensor.id not in one.scores and tensor.elements > 1 for tensor in operation.inputs
+        tensor.id not in attention.scores and tensor.elements > 1 for tensor in operation.inputs
     ):
-        one.is_masked = True
-    one.places.append(place)
-    one.scores |= {tensor.id for tensor in operation.outputs}
+        attention.is_masked = True
+    attention.places.append(place)
+    attention.scores |= {tensor.id for tensor in operation.outputs}
     return None
 
 
-def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
+def _follow_back(attention: _WrittenOut, place: int, operation: Operation) -> None:
     """Add a backward operation that reads or writes the scores or their gradients."""
-    assert one.result is not None
-    assert one.value is not None
-    reads = any(tensor.id in one.scores for tensor in operation.inputs)
+    assert attention.result is not None
+    assert attention.value is not None
+    reads = any(tensor.id in attention.scores for tensor in operation.inputs)
     made, is_matmul = operation.outputs[0], operation.name in _MATMULS
     # The gradient of the scores is the matmul of the result's gradient and the values. Matmuls that read this gradient
     # or
     # the scores compute the gradients of queries, keys and values.
-    begins = is_matmul and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
-    if reads or (begins and made.elements == one.elements):
-        one.backward.append(place)
-        if made.elements == one.elements and not (is_matmul and reads):
-            one.scores.add(made.id)
+    begins = is_matmul and not reads and any(tensor.id == attention.value.id for tensor in operation.inputs)
+    if reads or (begins and made.elements == attention.elements):
+        attention.backward.append(place)
+        if made.elements == attention.elements and not (is_matmul and reads):
+            attention.scores.add(made.id)
 
 
 def has_unfused_attention(trace: Trace) -> bool:

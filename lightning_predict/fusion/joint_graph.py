@@ -257,14 +257,16 @@ class _Graph:
 
     def _distances(self) -> dict[int, int]:
         """Return the number of operations between each value and the backward pass."""
-        found: dict[int, int] = {}
+        distances: dict[int, int] = {}
         for value in sorted(self._forward, key=self.maker.__getitem__, reverse=True):
             if value in self._read_backward:
-                found[value] = 1
+                distances[value] = 1
             else:
                 after = [output for user in self._users[value] for output in _ids(self._operations[user].outputs)]
-                found[value] = min((found[output] for output in after if output in found), default=10**9) + 1
-        return found
+                distances[value] = (
+                    min((distances[output] for output in after if output in distances), default=10**9) + 1
+                )
+        return distances
 
     def _may_run_again(self, value: int) -> bool:
         index = self.maker[value]
@@ -287,7 +289,7 @@ class _Graph:
             first = self._first_unfused(users)
             for user in users:
                 if user > first and self.fusible[user]:
-                    ids |= {one for one in _ids(self._operations[user].outputs) if self.maker.get(one) == user}
+                    ids |= {output for output in _ids(self._operations[user].outputs) if self.maker.get(output) == user}
         return ids
 
     def _compared_apart(self) -> set[int]:

@@ -685,7 +685,7 @@ def _kernel(
         words = next(operation.inputs[1] for operation in operations if operation.name == PICKS_WORDS)
         for number, source in read.items():
             read[number] = replace(source, shape=words.shape) if source.elements > words.elements else source
-    own = next((one for one in operations if not one.arguments.get(RUN_AGAIN)), operations[0])
+    own = next((operation for operation in operations if not operation.arguments.get(RUN_AGAIN)), operations[0])
     return replace(
         operations[0],
         name=FUSED,

@@ -32,8 +32,8 @@ def with_liger(trace: Trace) -> Trace:
     chunked = with_chunked_loss(trace) if _predicts_words(trace) else trace
     inside = places_of_liger(chunked)
     marked = (
-        one if place in inside else replace(one, arguments={**one.arguments, OUTSIDE: True})
-        for place, one in enumerate(chunked.operations)
+        operation if place in inside else replace(operation, arguments={**operation.arguments, OUTSIDE: True})
+        for place, operation in enumerate(chunked.operations)
     )
     return fused(replace(chunked, operations=tuple(marked)), by_library=True, keeps_inputs=True)
 
@@ -65,7 +65,7 @@ def places_of_liger(trace: Trace) -> Set[int]:
 
 def _predicts_words(trace: Trace) -> bool:
     """Return whether losses can be over words, of which a sample has several; a classifier predicts one class."""
-    rows = [one.inputs[1].elements for one in trace.operations if one.name == PICKS_WORDS]
+    rows = [operation.inputs[1].elements for operation in trace.operations if operation.name == PICKS_WORDS]
     return trace.samples is None or any(count > trace.samples_per_batch for count in rows)
 
 

@@ -169,12 +169,12 @@ def _text(name: object) -> str:
     raise UnknownGpuError(f"{shown(name)} is not the name of a GPU; give a text, for example 'L4'.")
 
 
-def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
+def other_forms(name: str, gpu: Gpu) -> tuple[str, ...]:
     """Return the other cards that a name could mean: `A100` has 40 or 80 GB, as SXM module or PCIe card."""
-    if normalise(name) == normalise(found.name):
+    if normalise(name) == normalise(gpu.name):
         return ()
     words = _words(name)
-    return tuple(one for one in gpu_names() if one != found.name and _words(one)[: len(words)] == words)
+    return tuple(form for form in gpu_names() if form != gpu.name and _words(form)[: len(words)] == words)
 
 
 def _words(name: str) -> list[str]:

@@ -312,8 +312,8 @@ class UtilisationModels:
         other = OTHER_16_BIT[dtype]
         asked = [(gpu, other)]
         if not {dtype, other} & gpu.measured_flops_per_second.keys():
-            asked += [(card, one) for card in self._measured if _is_sibling(card, gpu) for one in (dtype, other)]
-        return next(((card, one) for card, one in asked if self.has_own_weights(card.name, "linear", one)), None)
+            asked += [(card, half) for card in self._measured if _is_sibling(card, gpu) for half in (dtype, other)]
+        return next(((card, half) for card, half in asked if self.has_own_weights(card.name, "linear", half)), None)
 
     @cached_property
     def _by_cross_gpu_model(self) -> UtilisationModels:

@@ -545,15 +545,15 @@ def _scaled_as_measured(times: OperationTimes, request: TimingRequest) -> Operat
     """Multiply times by the factors that were measured on the GPU, with the interval of such a correction."""
     models = request.models
     assert models is not None
-    found = [
+    factors = [
         [models.measured_factor(gpu.name, item.operation, item.dtype) for item in request.computed]
         for gpu in request.gpus
     ]
-    if not any(correction is not None for row in found for correction in row):
+    if not any(correction is not None for row in factors for correction in row):
         return times
-    is_measured = np.array([[correction is not None for correction in row] for row in found])  # (gpus, shapes)
-    factor = np.array([[1.0 if correction is None else correction.factor for correction in row] for row in found])
-    spread = np.exp([[0.0 if correction is None else correction.half_width for correction in row] for row in found])
+    is_measured = np.array([[correction is not None for correction in row] for row in factors])  # (gpus, shapes)
+    factor = np.array([[1.0 if correction is None else correction.factor for correction in row] for row in factors])
+    spread = np.exp([[0.0 if correction is None else correction.half_width for correction in row] for row in factors])
     middle = times.seconds * factor
     interval = Interval(
         np.where(is_measured, middle / spread, times.interval.low),

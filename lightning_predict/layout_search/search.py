@@ -247,7 +247,7 @@ def best_strategies(
     on_progress(len(bounded), len(bounded))
     if not best and bounded:
         raise _nothing_fits(layout, usable_bytes, least)
-    return tuple(ordered(best, lambda found: found.seconds_per_batch)[:wanted])
+    return tuple(ordered(best, lambda candidate: candidate.seconds_per_batch)[:wanted])
 
 
 def _fitting(

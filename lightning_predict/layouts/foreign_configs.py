@@ -348,11 +348,11 @@ def _nemo(keys: _Keys) -> ForeignOptions:
     return options | reduced | {"overlap_grad_reduce": bool(optimizer.read("overlap_grad_sync"))}
 
 
-def _on_gpus(found: ForeignOptions, *counts: int | None) -> ForeignOptions:
+def _on_gpus(options: ForeignOptions, *counts: int | None) -> ForeignOptions:
     """Add the number of data-parallel groups, if a file has all counts whose product is its number of GPUs."""
-    degrees = [found.get(name, 1) for name in ("tensor", "pipeline", "context")]
+    degrees = [options.get(name, 1) for name in ("tensor", "pipeline", "context")]
     shared = math.prod(degree for degree in degrees if isinstance(degree, int))
-    return found if None in counts else found | {"groups": math.prod(count or 1 for count in counts) // shared}
+    return options if None in counts else options | {"groups": math.prod(count or 1 for count in counts) // shared}
 
 
 # `TP=8`, `export NAME="a b"  # comment`
@@ -685,7 +685,7 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     """Translate axolotl's YAML or arguments of Hugging Face's Trainer, which share most keys."""
     micro_key = "micro_batch_size" if keys.has("micro_batch_size") else "per_device_train_batch_size"
     batches = _batches(keys, "train_batch_size", micro_key, "gradient_accumulation_steps")
-    words = [str(one["kernels"]) for key in _KERNELS if (one := keys.options({key: _KERNELS[key]}))]
+    words = [str(kernels["kernels"]) for key in _KERNELS if (kernels := keys.options({key: _KERNELS[key]}))]
     batches |= {"kernels": "+".join(words)} if words else {}
     if keys.has(*_MEGATRON_DEGREES):
         options = _megatron(keys)
@@ -711,9 +711,9 @@ def _trainer(keys: _Keys) -> ForeignOptions:
     return _fsdp(keys, mixed=mixed, sharding=sharding) | degrees | batches
 
 
-def _accumulated_in_pipeline(found: ForeignOptions) -> ForeignOptions:
+def _accumulated_in_pipeline(options: ForeignOptions) -> ForeignOptions:
     """Return the micro-batches of a pipeline whose micro-batches are accumulated batches of the recorded size."""
-    return {"micro_batches": 1} if found.get("pipeline", 1) != 1 else {}
+    return {"micro_batches": 1} if options.get("pipeline", 1) != 1 else {}
 
 
 def _neox(keys: _Keys) -> ForeignOptions:
@@ -812,24 +812,24 @@ _PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], ForeignOptions]]] = 
 # --- Lightning's objects
 
 
-def _lightning(found: object) -> ForeignOptions:
+def _lightning(strategy: object) -> ForeignOptions:
     """Translate a strategy object of Lightning or Fabric, also of a subclass.
 
     Classes are recognized by name, because two packages define them and some need an extra to import.
     """
-    names = [parent.__name__ for parent in type(found).__mro__]
-    own = _Keys(vars(found) if hasattr(found, "__dict__") else {}, names[0])
+    names = [parent.__name__ for parent in type(strategy).__mro__]
+    own = _Keys(vars(strategy) if hasattr(strategy, "__dict__") else {}, names[0])
     if "DeepSpeedStrategy" in names:
-        return _deepspeed(_Keys(getattr(found, "config", None) or {}, names[0]))
+        return _deepspeed(_Keys(getattr(strategy, "config", None) or {}, names[0]))
     if "FSDPStrategy" in names:
-        return _lightnings_fsdp(found, own)
+        return _lightnings_fsdp(strategy, own)
     if "ModelParallelStrategy" in names:
         return _lightnings_model_parallel(own)
     if "DDPStrategy" in names:
-        bucket = getattr(found, "_ddp_kwargs", {}).get("bucket_cap_mb")
+        bucket = getattr(strategy, "_ddp_kwargs", {}).get("bucket_cap_mb")
         return {"data": "ddp"} | ({} if bucket is None else {"bucket_cap_mb": bucket})
     raise InvalidArgumentError(
-        f"strategy={shown(found)} is not a string such as 'ddp', a Strategy, or a Lightning strategy for several "
+        f"strategy={shown(strategy)} is not a string such as 'ddp', a Strategy, or a Lightning strategy for several "
         "GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
     )
 

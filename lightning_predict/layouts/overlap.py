@@ -155,7 +155,7 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
         Event(one.name, True, float(end[row] - one.seconds[row]), float(one.seconds[row]), (True, i) in critical)
         for i, (one, end) in enumerate(zip(transfers, ends, strict=True))
     ]
-    return tuple(ordered((event for event in placed if event.seconds > 0), lambda one: one.start_seconds))
+    return tuple(ordered((event for event in placed if event.seconds > 0), lambda event: event.start_seconds))
 
 
 def slowest_of(count: int) -> float:

@@ -67,7 +67,7 @@ def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = N
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
     blocks = blocks_of(trace)
-    moment = max(fullest_moments(blocks), key=lambda one: one.total_bytes)
+    moment = max(fullest_moments(blocks), key=lambda group: group.total_bytes)
     handles = 2 if any(operation.phase == "backward" for operation in trace.operations) else 1
     workspaces = cublas_bytes(gpu, handles=handles)
     context = context_bytes(gpu, release_of(trace.software)).middle

@@ -424,29 +424,29 @@ class _KindFinder:
             for cause in ("activation", "backward")
         }
 
-    def _is_of_vocabulary(self, one: Storage) -> bool:
+    def _is_of_vocabulary(self, storage: Storage) -> bool:
         """Whether the storage has one value per word of the vocabulary."""
-        words, tensor = self._model.vocabulary, one.tensor
-        if tensor is None or words is None or one.cause not in ("activation", "backward"):
+        words, tensor = self._model.vocabulary, storage.tensor
+        if tensor is None or words is None or storage.cause not in ("activation", "backward"):
             return False
-        return tensor.shape[-1:] == (words,) and self._block(one) is None and not self._is_weight(one)
+        return tensor.shape[-1:] == (words,) and self._block(storage) is None and not self._is_weight(storage)
 
-    def _block(self, one: Storage) -> object:
-        return self._model.block(self._trace.operations[one.allocated_at].module)
+    def _block(self, storage: Storage) -> object:
+        return self._model.block(self._trace.operations[storage.allocated_at].module)
 
-    def _is_weight(self, one: Storage) -> bool:
-        return one.cause in ("gradient", "update") or (
-            one.tensor is not None and one.tensor.shape in self._model.parameters
+    def _is_weight(self, storage: Storage) -> bool:
+        return storage.cause in ("gradient", "update") or (
+            storage.tensor is not None and storage.tensor.shape in self._model.parameters
         )
 
-    def __call__(self, one: Storage) -> _Kind:
-        module = self._trace.operations[one.allocated_at].module
-        block, tensor = self._model.block(module), one.tensor
-        is_expert, is_weight = experts_module(module) is not None, self._is_weight(one)
+    def __call__(self, storage: Storage) -> _Kind:
+        module = self._trace.operations[storage.allocated_at].module
+        block, tensor = self._model.block(module), storage.tensor
+        is_expert, is_weight = experts_module(module) is not None, self._is_weight(storage)
         fused = None
-        if self._is_of_vocabulary(one):
-            item_bytes = DTYPE_BYTES["float32"] if one.cause == "activation" else DTYPE_BYTES["bfloat16"]
-            fused = self._logits * item_bytes if one is self._loss[one.cause] else 0
+        if self._is_of_vocabulary(storage):
+            item_bytes = DTYPE_BYTES["float32"] if storage.cause == "activation" else DTYPE_BYTES["bfloat16"]
+            fused = self._logits * item_bytes if storage is self._loss[storage.cause] else 0
             return _Kind("vocabulary", is_weight=False, is_expert=False, fused_bytes=fused)
         if tensor is None:
             return _Kind("whole" if block is None else "split", is_weight=False, is_expert=is_expert)
@@ -457,8 +457,8 @@ class _KindFinder:
         return _Kind("gathered" if tensor.id in self._multiplied else "sequence", is_weight=False, is_expert=is_expert)
 
 
-def _freed(one: Storage) -> float:
-    return math.inf if one.freed_at is None else one.freed_at
+def _freed(storage: Storage) -> float:
+    return math.inf if storage.freed_at is None else storage.freed_at
 
 
 class _Timeline:
@@ -491,7 +491,7 @@ class _Timeline:
             kept=tuple(math.ceil(size * trained) for size in whole.kept),
             state=copies_of(math.ceil((self._trace.memory.optimizer_state_bytes or 0) * trained), sizes),
             batch=tuple(math.ceil(size / self._rows) for size in whole.batch),
-            storages=tuple(sorted(self._storages(trained), key=lambda one: one.allocated_at)),
+            storages=tuple(sorted(self._storages(trained), key=lambda storage: storage.allocated_at)),
             update=tuple(math.ceil(size * trained) for size in whole.update),
             count=self._end + len(self._order.after),
             update_at=self._end + max(whole.update_at - whole.count + len(self._order.after), 0),

@@ -136,12 +136,12 @@ def _measured_lines(found: Measured, output: Path, shares: Mapping[str, float]) 
     return lines
 
 
-def _measured_shares(found: Measured, gpu: str) -> dict[str, float]:
+def _measured_shares(measured: Measured, gpu: str) -> dict[str, float]:
     from lightning_predict.hardware import gpu as find_gpu
     from lightning_predict.own_weights.measuring.typical_steps import measured_shares
 
-    tuned = [family.family for family in found.families if family.is_enough]
-    return measured_shares(find_gpu(gpu), tuned, found.factors) if found.families or found.factors else {}
+    tuned = [family.family for family in measured.families if family.is_enough]
+    return measured_shares(find_gpu(gpu), tuned, measured.factors) if measured.families or measured.factors else {}
 
 
 def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:

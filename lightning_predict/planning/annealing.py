@@ -133,7 +133,7 @@ class ListSchedules:
 
         jobs = sorted(range(len(self.options)), key=lambda job: (self._deadlines[job], job))
         return tuple(
-            Entry(job, min(range(len(own)), key=lambda one: usd(own[one])))
+            Entry(job, min(range(len(own)), key=lambda configuration: usd(own[configuration])))
             for job in jobs
             for own in [self.options[job]]
         )

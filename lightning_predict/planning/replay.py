@@ -165,7 +165,7 @@ class _Run:
     def carry_out(self, segments: Sequence[Segment], *, until_seconds: float = math.inf) -> None:
         """Run everything that starts before a moment; jobs that still run then stay in `running`."""
         waiting: dict[str, list[Segment]] = {}
-        for segment in sorted(segments, key=lambda one: (one.start_seconds, one.job)):
+        for segment in sorted(segments, key=lambda rental: (rental.start_seconds, rental.job)):
             waiting.setdefault(segment.job, []).append(segment)
         # The segment that can start first is processed first. Other segments on its machine queue behind it.
         while any(waiting.values()):

@@ -313,7 +313,7 @@ def _attach_device_work(calls: list[Call], inside: list[Call], work: list[Device
         if "external id" in call.details and not call.is_launch and not call.is_annotation
     }
     stray = []
-    for item in sorted(work, key=lambda one: one.start):
+    for item in sorted(work, key=lambda event: event.start):
         launch = launches.get(item.details.get("correlation")) or by_external_id.get(item.details.get("external id"))
         if launch is None:
             stray.append(item)

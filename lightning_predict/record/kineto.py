@@ -244,12 +244,12 @@ def _updates(profile: Profile) -> list[_Update]:
     return sorted(updates, key=lambda update: update.start)
 
 
-def _phases(found: Sequence[FoundOperation], updates: Sequence[_Update]) -> list[Phase]:
+def _phases(operations: Sequence[FoundOperation], updates: Sequence[_Update]) -> list[Phase]:
     rules = PhaseRules()
     starts = [update.start for update in updates]
     phases: list[Phase] = []
     ended = 0
-    for item in found:
+    for item in operations:
         if item.call is None:  # no host call is known
             phases.append("other")
             continue

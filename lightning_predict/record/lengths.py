@@ -57,7 +57,7 @@ def capture_lengths(
         )
         for length, share in shares.items()
     ]
-    first, *others = sorted(recorded, key=lambda one: -one.share)
+    first, *others = sorted(recorded, key=lambda length: -length.share)
     return replace(first.trace, other_steps=tuple(others))
 
 

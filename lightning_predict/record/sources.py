@@ -147,7 +147,7 @@ def _keep(trace: Trace, file: Path) -> None:
     with suppress(OSError):  # for example a read-only home
         file.parent.mkdir(parents=True, exist_ok=True)
         trace.save(file)
-        ordered = sorted(file.parent.glob("*.json.gz"), key=lambda one: one.stat().st_mtime)
+        ordered = sorted(file.parent.glob("*.json.gz"), key=lambda path: path.stat().st_mtime)
         for old in ordered[:-_KEPT]:
             old.unlink()
 

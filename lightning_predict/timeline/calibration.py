@@ -178,7 +178,7 @@ def _calibrate_with_kernels(
         least = (1 + NOTICEABLE) * replay.seconds(host_factor=highest / SLOWEST_PROFILER, steps=steps)
         if least < replay.seconds(host_factor=highest, steps=steps):
             host_factor = _solve(
-                lambda one: replay.seconds(host_factor=one, steps=steps), max(step, least), highest=highest
+                lambda factor: replay.seconds(host_factor=factor, steps=steps), max(step, least), highest=highest
             )
     elif step < recorded:
         least = replay.seconds(host_factor=host_factor, gap=0.0, steps=steps)

@@ -174,7 +174,7 @@ def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) 
         return None
     if len(known) == 1:
         return known[0]
-    longest, _ = greatest(zip(known, weights, strict=True), lambda one: one[1] * one[0].predicted_seconds)
+    longest, _ = greatest(zip(known, weights, strict=True), lambda pair: pair[1] * pair[0].predicted_seconds)
     return SameGpuCheck(
         gpu=longest.gpu,
         measured_seconds=sum(weight * check.measured_seconds for check, weight in zip(known, weights, strict=True)),

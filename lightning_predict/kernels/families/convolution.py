@@ -660,12 +660,12 @@ def _on_plane(c: Columns) -> dict[str, Array]:
 
 
 def _line_as_plane(c: Columns) -> Columns:
-    one = np.ones_like(c["length"])
-    across = {"height": one, "kernel_height": one, "stride_height": one, "dilation_height": one}
+    ones = np.ones_like(c["length"])
+    across = {"height": ones, "kernel_height": ones, "stride_height": ones, "dilation_height": ones}
     along = {"kernel_width": "kernel_size", "stride_width": "stride", "dilation_width": "dilation"}
     along |= {"width": "length", "padding_width": "padding"}
     shared = {name: c[name] for name in ("batch", "in_channels", "out_channels", "groups")}
-    absent = {"padding_height": 0 * one, "channels_last": 0 * one}
+    absent = {"padding_height": 0 * ones, "channels_last": 0 * ones}
     return {**shared, **across, **absent, **{name: c[own] for name, own in along.items()}}
 
 

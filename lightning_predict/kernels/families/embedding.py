@@ -305,7 +305,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
     if len(integers) < 4 or not numbers:
         return None
     _, _, indices, offsets = integers[:4]
-    table = max(numbers, key=lambda one: one.elements)
+    table = max(numbers, key=lambda tensor: tensor.elements)
     bags, asked = offsets.elements - 1, indices.elements
     if min(bags, asked, table.elements) < 1:
         return ()

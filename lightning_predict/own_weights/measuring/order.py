@@ -187,8 +187,8 @@ def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]
     return tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family)
 
 
-def _is_fitted(one: ShapeToMeasure) -> bool:
-    columns = shape_batch(one.operation, one.dtype, **one.parameters).columns
+def _is_fitted(requested: ShapeToMeasure) -> bool:
+    columns = shape_batch(requested.operation, requested.dtype, **requested.parameters).columns
     return bool(split_rows(columns, seed=0).fitted[0])
 
 
@@ -224,9 +224,9 @@ def _with_loads(order: Sequence[ShapeToMeasure]) -> list[ShapeToMeasure]:
     return marked
 
 
-def _is_long(one: ShapeToMeasure) -> bool:
-    family = network_spec(one.calls[0], one.dtype)
-    batch = shape_batch(one.operation, one.dtype, **one.parameters)
+def _is_long(requested: ShapeToMeasure) -> bool:
+    family = network_spec(requested.calls[0], requested.dtype)
+    batch = shape_batch(requested.operation, requested.dtype, **requested.parameters)
     is_matrix = family is not None and family.name in FAMILY_ORDER and batch.spec.units == "tensor"
     return is_matrix and float(batch.flops[0]) >= LOADED_FLOPS
 

@@ -144,7 +144,7 @@ def measure(
         operations, dtypes, shapes, seed=seed, is_possible=lambda shape: tables.reason_to_skip(tried(shape)) is None
     )
     requested = list(dict.fromkeys(map(tried, order)))
-    due = [one for one in requested if not tables.has(one)]
+    due = [shape for shape in requested if not tables.has(shape)]
     if announce is not None:
         record = tables.record
         announce(len(due), None if record is None else estimate_seconds(due, record, shape_seconds=shape_seconds))
@@ -202,47 +202,47 @@ class _Run:
         self._failures: dict[tuple[str, str], int] = {}  # consecutive failed shapes, by operation and dtype
         self._failed: set[str] = set()
 
-    def has(self, one: ShapeToMeasure) -> bool:
+    def has(self, shape: ShapeToMeasure) -> bool:
         """Return whether an earlier run measured a shape."""
-        known = self._known[one.operation]
-        return bool(known) and (self.gpu, one.calls[0], one.dtype, tuple(_columns(one).values())) in known
+        known = self._known[shape.operation]
+        return bool(known) and (self.gpu, shape.calls[0], shape.dtype, tuple(_columns(shape).values())) in known
 
-    def reason_to_skip(self, one: ShapeToMeasure) -> str | None:
+    def reason_to_skip(self, shape: ShapeToMeasure) -> str | None:
         """Return why a shape is not measured; None if it is."""
-        if self.is_trial and _is_large(one):
+        if self.is_trial and _is_large(shape):
             return "too large to try on a processor"
-        return None if self.record is None else reason_too_long(one, self.record, self.shape_seconds)
+        return None if self.record is None else reason_too_long(shape, self.record, self.shape_seconds)
 
-    def measure(self, one: ShapeToMeasure) -> None:
+    def measure(self, shape: ShapeToMeasure) -> None:
         """Measure a shape, unless it has failed before, or `MAX_FAILURES` shapes of its operation and dtype."""
-        if str(one) in self._failed or self._failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES:
+        if str(shape) in self._failed or self._failures.get((shape.operation, shape.dtype), 0) >= MAX_FAILURES:
             return
-        if reason := self.reason_to_skip(one):
-            self.skipped.append(f"{one}: {reason}")
+        if reason := self.reason_to_skip(shape):
+            self.skipped.append(f"{shape}: {reason}")
             return
-        timings = _timed(one, torch.device(self.device), self.shape_seconds)
+        timings = _timed(shape, torch.device(self.device), self.shape_seconds)
         if isinstance(timings, str):
-            self._failed.add(str(one))
-            self.skipped.append(f"{one}: {timings}{self._count_failure(one, timings)}")
+            self._failed.add(str(shape))
+            self.skipped.append(f"{shape}: {timings}{self._count_failure(shape, timings)}")
             return
         reasons = [
-            f"{operation} {one.dtype} {one.parameters}: {timing.reason}"
+            f"{operation} {shape.dtype} {shape.parameters}: {timing.reason}"
             for operation, timing in timings
             if timing.reason
         ]
         if any(timing.reason in (None, NOT_CUDA) for _, timing in timings):
-            self._failures.pop((one.operation, one.dtype), None)
+            self._failures.pop((shape.operation, shape.dtype), None)
         else:  # timed only by ordinary calls
-            reasons[-1] += self._count_failure(one, "")
+            reasons[-1] += self._count_failure(shape, "")
         self.eager += reasons
-        _append(self.paths[one.operation], one.operation, [_row(self.gpu, *timed, one) for timed in timings])
+        _append(self.paths[shape.operation], shape.operation, [_row(self.gpu, *timed, shape) for timed in timings])
         self.rows += len(timings)
 
-    def _count_failure(self, one: ShapeToMeasure, reason: str) -> str:
+    def _count_failure(self, shape: ShapeToMeasure, reason: str) -> str:
         """Count a failed shape, unless only the shape caused the failure. Return a text to append to the reason."""
         if any(words in reason for words in SHAPE_FAILURES):
             return ""
-        key = one.operation, one.dtype
+        key = shape.operation, shape.dtype
         self._failures[key] = MAX_FAILURES if NOT_IMPLEMENTED in reason else self._failures.get(key, 0) + 1
         return NOT_AGAIN if self._failures[key] >= MAX_FAILURES else ""
 

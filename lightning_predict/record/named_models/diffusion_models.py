@@ -197,7 +197,7 @@ def _encoders(model: Any, inputs: Mapping[str, Any], size: int, options: StepOpt
     wanted = None if texts is None else _TEXT_ENCODERS.get((kind, texts.shape[-1]))
     if texts is None or wanted is None:
         raise InvalidArgumentError(f"recipe=encoders: those of {kind} are not known; record the step with lp.capture.")
-    transformers, diffusers = (library(one, needed_for="recipe=encoders") for one in ("transformers", "diffusers"))
+    transformers, diffusers = (library(name, needed_for="recipe=encoders") for name in ("transformers", "diffusers"))
     latents = 4 if kind in ("UNet2DConditionModel", "PixArtTransformer2DModel") else 16
     numbers = options.numbers()
     half = getattr(torch, options.autocast or numbers.dtype)
