@@ -100,11 +100,6 @@ def has_backward(trace: Trace) -> bool:
     return any(operation.phase == "backward" for operation in trace.operations)
 
 
-def has_update(trace: Trace) -> bool:
-    """Return whether the step has an optimizer update."""
-    return any(operation.phase == "optimizer" for operation in trace.operations)
-
-
 # --- Precision: autocast, whole models in 16 bits, TF32
 
 
@@ -335,7 +330,7 @@ def _accumulated(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumpt
 
 
 def _why_no_accumulation(trace: Trace, _gpu: Gpu | None) -> str | None:
-    if not has_backward(trace) or not has_update(trace):
+    if not has_backward(trace) or not any(operation.phase == "optimizer" for operation in trace.operations):
         return "the step holds no update that batches could share"
     return "steps of several kinds take turns" if trace.other_steps else None
 

@@ -121,15 +121,11 @@ def calibration_for(change: Change, trace: Trace, *, allows_few: bool = False) -
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)
-    if _is_before_today(trace.software.get("torch", "")):
+    numbers = re.match(r"(\d+)\.(\d+)", trace.software.get("torch", ""))
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < CHANNELS_LAST_FAST_SINCE:
         closer = (*closer, f"{row} before torch 2.1")
     for key in (*closer, row, change.kind):
         calibration = GAIN_CALIBRATION.get(key)
         if calibration is not None and (calibration.is_enough or calibration.is_refuted or allows_few):
             return calibration
     return None
-
-
-def _is_before_today(release: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < CHANNELS_LAST_FAST_SINCE

@@ -199,7 +199,8 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
     candidates = offers_for(gpu_name, table)
     if not candidates:
         return None
-    oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
+    date = max(offer.date for offer in table)  # ISO dates are in order as texts, even if some lack the day
+    oldest_current = f"{int(date[:4]) - CURRENT_YEARS:04d}{date[4:]}"
     resized = (offer.with_gpus(num_gpus) for offer in candidates if offer.date >= oldest_current)
     current = [offer for offer in resized if offer is not None]
     newest: dict[bool, calendar_date] = {}
@@ -268,14 +269,6 @@ def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = 
     """
     listed = (offer for offer in offers_for(gpu_name, offers) if is_same_machine(offer.instance, machine))
     return max(listed, key=lambda offer: offer.date, default=None)
-
-
-def _years_before(date: str, years: int) -> str:
-    """Subtract years from an ISO day or month.
-
-    ISO dates can be compared as strings, even if some of them lack the day.
-    """
-    return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 
 @cache

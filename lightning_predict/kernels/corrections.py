@@ -94,12 +94,7 @@ def _improves_with_libraries(shape: OperationShape, gpu: Gpu, *, has_wide_loads:
     if operation_spec(shape.operation).units != "tensor":
         is_narrow = shape.dtype in ("float16", "bfloat16") and not has_wide_loads
         return is_narrow or any(word in shape.operation for word in REWRITTEN)
-    return not _runs_on_lanes(shape, gpu)
-
-
-def _runs_on_lanes(shape: OperationShape, gpu: Gpu) -> bool:
-    """Return whether a matmul runs on CUDA cores, in float32 or float64."""
-    return shape.dtype in ("float32", "float64") or computes_in_float32(shape.dtype, gpu)
+    return not (shape.dtype in ("float32", "float64") or computes_in_float32(shape.dtype, gpu))
 
 
 def torch_version_factor(software: Mapping[str, str]) -> float:

@@ -241,7 +241,9 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     """Merge equal single-tensor updates of the optimizer into one multi-tensor operation."""
     indices = tuple([index for item in items for index in item.operations])
     transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
-    shape = _sum_transfers([transfers[firsts[index]] for index in indices])
+    dims = [shape.dims for shapes in [transfers[firsts[index]] for index in indices] for shape in shapes]
+    read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
+    shape = OperationShape("transfer", "float32", (read, written, flops))
     errors = (item.error for item in items if item.error is not None)
     updates = [trace.operations[index] for index in indices]
     sizes = [operation.inputs[0].elements for operation in updates if operation.inputs]
@@ -293,12 +295,6 @@ def _lists(operation: Operation) -> tuple[list[int], int]:
         if count and not rest and sizes == sizes[:count] * lists:
             return sizes[:count], lists + bool(operation.outputs)
     return sizes, 1 + bool(operation.outputs)
-
-
-def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> OperationShape:
-    dims = [shape.dims for shapes in transfers for shape in shapes]
-    read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
-    return OperationShape("transfer", "float32", (read, written, flops))
 
 
 def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:

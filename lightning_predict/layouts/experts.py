@@ -32,7 +32,8 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
         holder = experts_module(operation.module)
         if operation.phase != "forward" or holder is None:
             continue
-        expert = _expert_of(operation.module or "", holder)
+        below = (operation.module or "")[len(holder) + 1 :].split(".")[0]
+        expert = f"{holder}.{below}" if below.isdigit() else holder
         if expert in first:
             continue
         for shape in translate(operation, trace.flags):
@@ -44,12 +45,6 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
     for holder, size in first.values():
         sizes[holder] = sizes.get(holder, 0.0) + size
     return sizes
-
-
-def _expert_of(module: str, holder: str) -> str:
-    """Return the expert of a module: a numbered child of `holder`, or `holder` itself."""
-    below = module[len(holder) + 1 :].split(".")[0]
-    return f"{holder}.{below}" if below.isdigit() else holder
 
 
 def count_experts(trace: Trace) -> int:

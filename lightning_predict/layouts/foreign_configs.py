@@ -41,15 +41,10 @@ def strategy_of_foreign(words: str | object) -> str:
     if not isinstance(words, str):
         return _text(_lightning(words))
     if not words.isalnum() and are_arguments(words):
-        return strategy_of_arguments(words)
+        return _translated(_Keys(_arguments(words), "arguments"), _megatron)
     if "=" not in words and words.strip().endswith(FILES):  # an argument may contain a file name
         return strategy_of_file(words)
     return words
-
-
-def strategy_of_arguments(text: str) -> str:
-    """Translate command-line arguments of Megatron, also in NeMo's notation (`model.tensor_model_parallel_size=4`)."""
-    return _translated(_Keys(_arguments(text), "arguments"), _megatron)
 
 
 def strategy_of_file(path: str) -> str:

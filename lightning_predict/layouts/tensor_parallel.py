@@ -35,7 +35,7 @@ from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, pre
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.layouts.gradients import experts_module
 from lightning_predict.layouts.strategy import Float8
-from lightning_predict.record.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
+from lightning_predict.record.trace import DTYPE_BYTES, Operation, Phase, Trace
 
 Weight = tuple[int, int]  # Shape of a linear layer's weight: (outputs, inputs)
 
@@ -177,6 +177,12 @@ def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
     heads, kv_heads = _heads(unit, tokens)
     reduced = list(_reduced(unit, hidden))
+    widths = (
+        DTYPE_BYTES.get(tensor.dtype, 4)
+        for operation, _ in unit.operations
+        for tensor in operation.inputs
+        if math.prod(tensor.shape) > hidden and tensor.shape[-1] == hidden
+    )
     return TransformerBlock(
         name=name,
         hidden=hidden,
@@ -191,7 +197,7 @@ def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
         ),
         reduced_bytes=tuple(size for _, size in reduced),
         reduced_behind=tuple(position for position, _ in reduced),
-        stream_bytes=tokens * hidden * _stream_element_bytes(unit, hidden),
+        stream_bytes=tokens * hidden * next(widths, 4),
         ring_bytes=_ring_bytes(unit),
     )
 
@@ -247,17 +253,6 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
             multiplied = True
         elif shape.operation == "softmax":
             normalised = multiplied
-
-
-def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
-    """Return the bytes per element of the residual stream, from the first tensor with its width."""
-    widths = (
-        DTYPE_BYTES.get(tensor.dtype, 4)
-        for operation, _ in unit.operations
-        for tensor in operation.inputs
-        if math.prod(tensor.shape) > hidden and tensor.shape[-1] == hidden
-    )
-    return next(widths, 4)
 
 
 LOSS_REDUCTIONS: Final = 3  # Number of values per token that a loss over a split vocabulary all-reduces
@@ -449,7 +444,8 @@ class WorkSharder:
                 compute_dtype_on("float8", gpu)
         whole = self._timer.shape_seconds([item.shapes for item in self._first])
         least = whole
-        for degree in _degrees(model, spec.tensor):
+        heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
+        for degree in (degree for degree in range(1, spec.tensor + 1) if heads % degree == 0):
             smaller = replace(spec, tensor=degree)
             seconds = self._timer.shape_seconds(
                 [
@@ -499,12 +495,6 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
                 rows, inputs = shape.dims[0] * shape.dims[1], shape.dims[3]
                 last += [rows * inputs * size, LOSS_REDUCTIONS * rows * COMPUTE_BYTES["float32"]]
     return first, last
-
-
-def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
-    """Yield the possible tensor-parallel degrees up to `tensor`."""
-    heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
-    return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
 
 def _part_of(
@@ -607,7 +597,8 @@ def part_of(
     largest = max(tensors, key=lambda tensor: tensor.elements)
     is_shared = model.is_split(largest.shape, block) or (spec.sequence and block is not None)
     share = 1 / spec.tensor if is_shared else 1.0
-    of_batch = _batch_share(tensors, model)
+    own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
+    of_batch = own / max(sum(tensor.size_bytes for tensor in tensors), 1)
     return scaled(shape, share * (1 - of_batch + of_batch / spec.rows))
 
 
@@ -654,12 +645,6 @@ def is_weight_gradient(shape: OperationShape, phase: Phase, model: SplitModel, b
     _, m, n, k = shape.dims
     weights = model.weights if block is None else block.weights
     return (k, n) not in weights and bool({(m, n), (n, m)} & weights)
-
-
-def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
-    """Return the share of bytes that scales with the batch size; parameters and gradients do not scale."""
-    own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
-    return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
 
 def _divide(shape: OperationShape, divisors: dict[str, int]) -> OperationShape:

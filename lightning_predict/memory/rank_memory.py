@@ -230,7 +230,8 @@ class RankMemory:
     def rank(self, layout: Layout, strategy: Strategy, stage: int = 0, load: float = 1.0) -> Rank:
         """Return a rank of a stage, whose experts get `load` times the tokens of balanced routing."""
         strategy.replicas(layout)
-        if _runs_whole_model(strategy):
+        is_divided = strategy.batch_parallel > 1 or strategy.expert > 1 or strategy.recompute != "none"
+        if not is_divided and strategy.micro_batches in (None, 1):
             step = replace(self._whole, is_added_up=strategy.is_accumulating)
         else:
             step = self._stages.rank(strategy, stage, load)
@@ -331,12 +332,6 @@ class Rank:
     def tensor_bytes(self) -> int:
         """Return the peak of the tensors."""
         return max(tensor_levels(self.together), default=0)
-
-
-def _runs_whole_model(strategy: Strategy) -> bool:
-    """Return whether each rank holds the recorded storages of a whole batch."""
-    is_divided = strategy.batch_parallel > 1 or strategy.expert > 1 or strategy.recompute != "none"
-    return not is_divided and strategy.micro_batches in (None, 1)
 
 
 def _in_order(storages: Iterable[Storage]) -> tuple[Storage, ...]:

@@ -195,7 +195,8 @@ class _Nodes:
             regions: list[tuple[int, int, Call]] = []
             for member in members:  # autocast calls the operator again, with cast tensors
                 if operator_name(member) in WHOLE_OPERATIONS and (not regions or regions[-1][2].end <= member.start):
-                    number = self._number_after(members, starts, member)
+                    index = bisect_left(starts, member.end)
+                    number = (members[index].sequence_number or 0) if index < len(members) else 2**63
                     regions.append((member.sequence_number or 0, number, member))
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
@@ -225,12 +226,6 @@ class _Nodes:
         elif not call.start <= self._makers.get((call.thread, number), call).start < call.end:
             return False  # another call created the node; this call only read the counter, like the copy of a batch
         return bisect_left(numbers, number) < bisect_left(numbers, end)
-
-    @staticmethod
-    def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
-        """Return autograd's counter after a call, read from the next call on its thread."""
-        index = bisect_left(starts, call.end)
-        return (members[index].sequence_number or 0) if index < len(members) else 2**63
 
     def _forward_thread(self, node: Call) -> Thread:
         return self._threads.get(node.details.get("fwd thread id"), self._main)

@@ -86,7 +86,13 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
     plain = replace(changed, operations=tuple(map(_unmarked, changed.operations)))
     plain = replace(plain, memory=_measured_memory(trace, plain))
     if origin is None or not (trace.has_measured_kernels or trace.measured_steps):
-        return _without_host_times(plain)
+        return replace(
+            plain,
+            operations=tuple(
+                replace(operation, host_start_seconds=None, host_seconds=None) for operation in plain.operations
+            ),
+            waits=(),
+        )
     plain = replace(plain, gpu_reported_name=trace.gpu_reported_name, gpu_memory_bytes=trace.gpu_memory_bytes)
     models = kernel_models((origin.name,), weights)
     if trace.has_measured_kernels:
@@ -128,16 +134,6 @@ def _unmarked(operation: Operation) -> Operation:
     if _PLACE not in operation.arguments:
         return operation
     return replace(operation, arguments={name: value for name, value in operation.arguments.items() if name != _PLACE})
-
-
-def _without_host_times(trace: Trace) -> Trace:
-    return replace(
-        trace,
-        operations=tuple(
-            replace(operation, host_start_seconds=None, host_seconds=None) for operation in trace.operations
-        ),
-        waits=(),
-    )
 
 
 def _recorded(

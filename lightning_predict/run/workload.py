@@ -214,7 +214,9 @@ def predict_run(
     """
     samples, loader = workload.samples_per_iteration, workload.loader
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
-    validating = _validation_seconds(step, workload, validation, batches)
+    count = workload.validation_iterations
+    per_batch = step.forward_seconds / batches if validation is None else validation.seconds
+    validating = None if count is None else count * per_batch
     waiting = workload.validation_wait.scaled(workload.validation_iterations or 0)
     writing = workload.checkpoints.total
     added = (waiting, workload.between, writing or NOTHING)
@@ -277,14 +279,6 @@ def _training(workload: Workload, batches: int) -> Batches | None:
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
     return Batches(optimizer_steps=workload.training_iterations, batches=workload.training_iterations * batches)
-
-
-def _validation_seconds(
-    step: StepPrediction, workload: Workload, validation: StepPrediction | None, batches: int
-) -> float | None:
-    count = workload.validation_iterations
-    per_batch = step.forward_seconds / batches if validation is None else validation.seconds
-    return None if count is None else count * per_batch
 
 
 # --- Sharing the work among replicas, the GPUs of a node, and larger accumulation windows

@@ -326,7 +326,8 @@ def _attention(
     dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), query, tf32=False)
     if dtype == "float64":  # No fused kernel supports float64: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
-    is_causal = _is_causal(operation)
+    arguments = operation.arguments
+    is_causal = bool(arguments.get("is_causal") or arguments.get("causal") or arguments.get("custom_mask_type"))
     dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth, is_causal))
     if len(query.shape) > 4 and eager_dtype is None:  # torch's fused kernels take four dimensions
         eager_dtype = dtype
@@ -336,11 +337,6 @@ def _attention(
     if not operation.arguments.get("dropout_p"):
         return (attention,)
     return attention, OperationShape(ATTENTION_DROPOUT, "float32", dims)
-
-
-def _is_causal(operation: Operation) -> bool:
-    arguments = operation.arguments
-    return bool(arguments.get("is_causal") or arguments.get("causal") or arguments.get("custom_mask_type"))
 
 
 def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) -> tuple[OperationShape, ...]:

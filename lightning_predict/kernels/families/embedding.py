@@ -202,7 +202,10 @@ def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     hits = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
     from_dram = (around + (1 - hits) * rows) / dram
     through_l2 = (around + rows) / cache
-    seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + SHORTEST_KERNEL_SECONDS
+    dim = c["dim"]
+    (shortest, most), (short, some) = SHORT_ROW_FACTORS
+    factor: Array = np.where(dim <= shortest, most, np.where(dim <= short, some, 1.0))
+    seconds = np.maximum(from_dram, through_l2) * factor + SHORTEST_KERNEL_SECONDS
     bound = roofline_seconds(batch, gpus, least=True)
     return Interval.from_factor(np.maximum(seconds, bound), SURROGATE_SPREAD).clamp_min(bound)
 
@@ -211,12 +214,6 @@ def _sectors(size_bytes: Array) -> Array:
     """Round bytes up to whole sectors."""
     whole: Array = SECTOR_BYTES * np.ceil(size_bytes / SECTOR_BYTES)
     return whole
-
-
-def _short_row_factor(dim: Array) -> Array:
-    (shortest, most), (short, some) = SHORT_ROW_FACTORS
-    factor: Array = np.where(dim <= shortest, most, np.where(dim <= short, some, 1.0))
-    return factor
 
 
 @translates("aten::_embedding_bag", "aten::_embedding_bag_forward_only")

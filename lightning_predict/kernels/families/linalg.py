@@ -169,10 +169,6 @@ class _Matrices:
     columns: int
     dtype: str
 
-    @property
-    def is_empty(self) -> bool:
-        return min(self.batch, self.rows, self.columns) < 1
-
     def operation_shape(self, operation: str, *dims: float) -> OperationShape:
         """Return the factorisation of all matrices; `dims` follow the batch."""
         return OperationShape(operation, self.dtype, (float(self.batch), *map(float, dims)))
@@ -311,6 +307,6 @@ def _shapes(
     matrices = _matrices(matrix)
     if matrices is None:
         return None
-    if matrices.is_empty:
+    if min(matrices.batch, matrices.rows, matrices.columns) < 1:
         return ()
     return recipe(matrices, 1.0 if sides is None else _right_hand_sides(sides, matrices), operation)

@@ -171,7 +171,13 @@ def time_call(
             no load. A power limit lowers the clock under load.
     """
     if device.type != "cuda":
-        own = _host_time(call, replays)
+        times: list[float] = []
+        call()
+        while len(times) < replays and sum(times) < HOST_SECONDS:
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        own = median(times)
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
     call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
@@ -206,16 +212,6 @@ def repetitions_that_fit(one_seconds: float, *, replays: int, shape_seconds: flo
     if one_seconds <= 0:
         return replays
     return max(min(replays, int(shape_seconds / REPETITION_KINDS / one_seconds)), min(MIN_REPLAYS, replays))
-
-
-def _host_time(call: Callable[[], object], replays: int) -> float:
-    times: list[float] = []
-    call()
-    while len(times) < replays and sum(times) < HOST_SECONDS:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return median(times)
 
 
 def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:

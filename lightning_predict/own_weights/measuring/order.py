@@ -165,7 +165,8 @@ def _of_family(
         (operation, dtype, learned)
         for operation in operations
         for dtype in dtypes
-        if dtype in family.dtypes and (learned := _learned(family, operation, dtype))
+        if dtype in family.dtypes
+        and (learned := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family))
     ]
     if not pairs:
         return []
@@ -179,17 +180,9 @@ def _of_family(
             break
         if is_possible(shape):
             order.append(shape)
-            fitted += len(shape.calls) * _is_fitted(shape)
+            columns = shape_batch(shape.operation, shape.dtype, **shape.parameters).columns
+            fitted += len(shape.calls) * bool(split_rows(columns, seed=0).fitted[0])
     return order
-
-
-def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]:
-    return tuple(name for name in calls_of(operation) if network_spec(name, dtype) is family)
-
-
-def _is_fitted(requested: ShapeToMeasure) -> bool:
-    columns = shape_batch(requested.operation, requested.dtype, **requested.parameters).columns
-    return bool(split_rows(columns, seed=0).fitted[0])
 
 
 def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[ShapeToMeasure]:
