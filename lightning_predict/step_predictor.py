@@ -61,12 +61,6 @@ class StepPredictor:
 
     Arguments as in `predict_workload`. `same_sizes` is a predictor of a step whose tensors have the same sizes, so that
     its memory is not simulated again.
-
-    Attributes:
-        trace: The recorded step, modified by the assumptions.
-        setting: GPUs, kernel models and assumptions.
-        kinds: Each kind of step, predicted on a single GPU of each model.
-        in_use: Layout that recorded the step; None without CUDA, or if the catalogue lacks the GPU.
     """
 
     def __init__(
@@ -99,7 +93,7 @@ class StepPredictor:
                 validation = with_kernels(validation, assumptions.kernels_applied, where_they_apply=True)
         if assumptions.host_assumed.spread is not None and not has_measured_host(trace):
             trace = trace.changed(without_profiled_host)
-        self.trace = trace
+        self.trace = trace  # The recorded step, modified by the assumptions
         self._assumptions = assumptions
         workload = workload or Workload(training_iterations=None)
         if validation is not None and validation.step_seconds:
@@ -112,14 +106,17 @@ class StepPredictor:
         origin = gpu_in_use(trace)
         if origin is not None:  # has the user's own rates, if any
             origin = next((target for target in targets if target.name == origin.name), origin)
+        # Layout that recorded the step; None without CUDA, or if the catalogue lacks the GPU
         self.in_use = None if origin is None else layout_in_use(trace, origin)
         needed = targets if origin is None else (*targets, origin)
         models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
+        # GPUs, kernel models and assumptions
         self.setting = PredictionContext(
             targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.interconnect
         )
         self._model_notes = () if models is None else models.notes
         kinds, self._shares = weighted_kinds(trace)
+        # Each kind of step, predicted on a single GPU of each model
         self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
         self._validation = None if validation is None else single_steps(validation, self.setting)
         alone = [_mean_step(steps, self._shares) for steps in zip(*(kind.steps for kind in self.kinds), strict=True)]

@@ -49,26 +49,19 @@ WhyNotShared = Callable[[Layout, Strategy], str | None]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One possible change to a training run.
+    """One possible change to a training run."""
 
-    Attributes:
-        name: Short name, for commands and results.
-        words: Code that the user writes to apply the change.
-        note: Text that describes the side effects.
-        apply: Function that returns the changed step and assumptions.
-        why_not: Function that returns why the change does not apply to a step on a GPU (None for any GPU), or None.
-        why_not_shared: Function that returns why the change does not apply to a layout with a strategy, or None.
-        kind: Key of the evidence for the gain in `gain_accuracy.py`, without the mode. Changes of one kind exclude each
-            other, except `amp` and `half`, which are both precisions.
-    """
-
-    name: str
-    words: str
-    note: str
-    apply: Apply
+    name: str  # Short name, for commands and results
+    words: str  # Code that the user writes to apply the change
+    note: str  # Text that describes the side effects
+    apply: Apply  # Function that returns the changed step and assumptions
+    # Function that returns why the change does not apply to a step on a GPU (None for any GPU), or None
     why_not: WhyNot
+    # Function that returns why the change does not apply to a layout with a strategy, or None
     why_not_shared: WhyNotShared = lambda _layout, _strategy: None
     side_effects: frozenset[SideEffect] = frozenset()
+    # Key of the evidence for the gain in `gain_accuracy.py`, without the mode. Changes of one kind exclude each other,
+    # except `amp` and `half`, which are both precisions.
     kind: str
     useless_after: frozenset[str] = frozenset()
 
@@ -245,14 +238,9 @@ def _why_no_fused_tables(trace: Trace, _gpu: Gpu | None) -> str | None:
     return None if has_data_flow(trace) else NO_DATA_FLOW
 
 
-MULTIPLE: Final = 64
-"""Sizes of parameters are padded to a multiple of this number: 128 bytes in 16 bits, a cache line."""
-
-MIN_SIDE: Final = 256
-"""Minimum size to pad. Smaller odd sizes are usually classes or channels of data."""
-
-ALIGNED: Final = 8
-"""Required alignment, as a number of 16-bit elements: tensor cores need rows aligned to 16 bytes."""
+MULTIPLE: Final = 64  # Sizes of parameters are padded to a multiple of this number: 128 bytes in 16 bits, a cache line
+MIN_SIDE: Final = 256  # Minimum size to pad. Smaller odd sizes are usually classes or channels of data.
+ALIGNED: Final = 8  # Required alignment, as a number of 16-bit elements: tensor cores need rows aligned to 16 bytes
 
 
 def _odd_sides(trace: Trace) -> dict[int, int]:
@@ -320,8 +308,7 @@ def _why_checkpointing(trace: Trace, _gpu: Gpu | None) -> str | None:
     return None if recomputed(trace) else "the backward pass computes nothing again"
 
 
-BATCHES: Final = 2
-"""Factor by which gradient accumulation increases the number of batches per optimizer step."""
+BATCHES: Final = 2  # Factor by which gradient accumulation increases the number of batches per optimizer step
 
 
 def _accumulated(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:

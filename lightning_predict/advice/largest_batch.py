@@ -36,37 +36,28 @@ from lightning_predict.weights.source import AnyWeights
 PRECISION: Final = 64
 """The search stops at a relative precision of 1 / 64. The memory of a sample is not known more precisely."""
 
-LARGEST: Final = 2**40
-"""Number of samples above which the search fails, because memory does not grow with the batch."""
+LARGEST: Final = 2**40  # Number of samples above which the search fails, because memory does not grow with the batch
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
-    """Largest batch per GPU of a layout, with its speed and cost.
-
-    Attributes:
-        batch_size: Largest number of samples that fits with a probability of 90 %; None if not even 1 sample fits.
-        fit_probability: Probability that `batch_size` fits; None without a batch size.
-        memory_bytes: Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size.
-        batch_size_at_50_percent: Largest number of samples that fits with a probability of 50 %; None if not even 1
-            sample fits.
-        step_seconds: Seconds of a step with this batch size; None without a batch size, or if not predicted.
-        samples_per_second: Throughput; None if `step_seconds` is None.
-        usd_per_hour: Price of the GPU or layout; None if unknown.
-        offer: Source and date of the price; None if unknown.
-        usd_per_million_samples: Cost of training on a million samples; None if the price or the throughput is unknown.
-    """
+    """Largest batch per GPU of a layout, with its speed and cost."""
 
     gpu: str
+    # Largest number of samples that fits with a probability of 90 %; None if not even 1 sample fits
     batch_size: int | None
-    fit_probability: float | None
+    fit_probability: float | None  # Probability that `batch_size` fits; None without a batch size
+    # Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size
     memory_bytes: float | None
+    # Largest number of samples that fits with a probability of 50 %; None if not even 1 sample fits
     batch_size_at_50_percent: int | None
+    # Seconds of a step with this batch size; None without a batch size, or if not predicted
     step_seconds: float | None = None
-    samples_per_second: float | None = None
-    usd_per_hour: float | None = None
-    offer: str | None = None
+    samples_per_second: float | None = None  # Throughput; None if `step_seconds` is None
+    usd_per_hour: float | None = None  # Price of the GPU or layout; None if unknown
+    offer: str | None = None  # Source and date of the price; None if unknown
+    # Cost of training on a million samples; None if the price or the throughput is unknown
     usd_per_million_samples: float | None = None
 
     @property

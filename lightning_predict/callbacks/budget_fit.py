@@ -62,19 +62,16 @@ class BudgetSettings:
 
 
 class BudgetFit(FitPart):
-    """A budget in one fit.
-
-    Attributes:
-        failure: Error on this rank that the other ranks do not know yet; None without an error.
-        is_alone: Whether this is the only process, so that nothing is decided together.
-    """
+    """A budget in one fit."""
 
     def __init__(
         self, account: Account, settings: BudgetSettings, trainer: Trainer, *, switch_off: Callable[[], None]
     ) -> None:
         super().__init__(trainer)
         self._agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
+        # Whether this is the only process, so that nothing is decided together
         self.is_alone = isinstance(self._agreement, SingleProcess)
+        # Error on this rank that the other ranks do not know yet; None without an error
         self.failure: str | None = None
         self.files = BudgetFiles(account, trainer)
         self._account, self._settings, self._switch_off = account, settings, switch_off

@@ -54,13 +54,7 @@ class PredictionOptions:
 
 
 class TrainerLoop(Loop):
-    """Training loop of a Trainer.
-
-    Attributes:
-        window_size: Size of the accumulation windows, as observed when the last trace was returned; before that, the
-            default.
-        sequence_length: Length of the recorded sequences; None if unknown or without sequences.
-    """
+    """Training loop of a Trainer."""
 
     name = "RuntimePredictor"
 
@@ -70,7 +64,9 @@ class TrainerLoop(Loop):
         super().__init__(None, show=None)
         self._trainer, self._observer, self._request, self._options = trainer, observer, request, options
         self.world_size, self.num_nodes = trainer.world_size, trainer.num_nodes
+        # Size of the accumulation windows, as observed when the last trace was returned; before that, the default
         self.window_size = WindowSize()
+        # Length of the recorded sequences; None if unknown or without sequences
         self.sequence_length: int | None = None
 
     def inputs(self, moment: HookMoment) -> ForecastInputs:

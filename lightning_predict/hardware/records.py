@@ -205,38 +205,29 @@ Chip = Literal["volta", "ampere", "ampere_geforce", "ada", "hopper", "blackwell"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Properties of a GPU generation: what hardware and libraries support.
+    """Properties of a GPU generation: what hardware and libraries support."""
 
-    Attributes:
-        chip: Chip that represents the power draw of the generation's matrix units.
-        has_winograd: Whether cuDNN has Winograd kernels for 3x3 filters; false on Kepler.
-        has_tensor_cores: Whether tensor cores multiply 16-bit values and accumulate in float32. These GPUs also support
-            Triton, and thus torch.compile. On earlier GPUs, cuBLAS computes 16-bit matmuls in float32: large matmuls in
-            float16 and float32 reach 8.4 and 8.6 TFLOP/s on the P100, 10.0 and 10.1 on the P40, 4.8 and 5.0 on the P4
-            (source `matmul_survey` of the catalogue).
-        has_fast_stacked_memory: Whether HBM delivers a larger fraction of its bandwidth than GDDR; false for the P100's
-            HBM (public training data).
-        streams_norms: Whether layer norm is memory-bound (`kernels/families/norm.py`).
-        has_warp_group_matmul: Whether warp-group matmul instructions are available, which newer kernels for attention
-            and TF32 matmuls use.
-        exponentials_per_clock: Exponential functions that a multiprocessor starts in a clock cycle.
-        context_mebibytes: Memory of the CUDA context and loaded code, as (low, middle, high).
-        light_context_mebibytes: As `context_mebibytes`, with CUDA 13 or later; None if unmeasured.
-        nvidia_equivalent: Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA
-            GPUs; None for NVIDIA GPUs.
-    """
-
-    chip: Chip
-    has_winograd: bool = True
+    chip: Chip  # Chip that represents the power draw of the generation's matrix units
+    has_winograd: bool = True  # Whether cuDNN has Winograd kernels for 3x3 filters; false on Kepler
+    # Whether tensor cores multiply 16-bit values and accumulate in float32. These GPUs also support Triton, and thus
+    # torch.compile. On earlier GPUs, cuBLAS computes 16-bit matmuls in float32: large matmuls in float16 and float32
+    # reach 8.4 and 8.6 TFLOP/s on the P100, 10.0 and 10.1 on the P40, 4.8 and 5.0 on the P4 (source `matmul_survey` of
+    # the catalogue).
     has_tensor_cores: bool = True
+    # Whether HBM delivers a larger fraction of its bandwidth than GDDR; false for the P100's HBM (public training data)
     has_fast_stacked_memory: bool = True
-    streams_norms: bool = True
+    streams_norms: bool = True  # Whether layer norm is memory-bound (`kernels/families/norm.py`)
     streams_softmax: bool = True
+    # Whether warp-group matmul instructions are available, which newer kernels for attention and TF32 matmuls use
     has_warp_group_matmul: bool = False
     has_large_workspaces: bool = False
-    exponentials_per_clock: float = 16.0
+    exponentials_per_clock: float = 16.0  # Exponential functions that a multiprocessor starts in a clock cycle
+    # Memory of the CUDA context and loaded code, as (low, middle, high)
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
+    # As `context_mebibytes`, with CUDA 13 or later; None if unmeasured
     light_context_mebibytes: tuple[int, int, int] | None = None
+    # Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA GPUs; None for NVIDIA
+    # GPUs
     nvidia_equivalent: tuple[int, int] | None = None
 
 

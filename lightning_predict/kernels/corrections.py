@@ -49,8 +49,7 @@ from lightning_predict.record.trace import Operation, TensorInfo
 
 # --- torch version: matmuls and norms
 
-YEARLY_GAIN: Final = 0.05
-"""Reduction of log time per year of torch releases."""
+YEARLY_GAIN: Final = 0.05  # Reduction of log time per year of torch releases
 
 REWRITTEN: Final = ("norm", "softmax")
 """Parts of the names of operations other than matmuls whose kernels also improved. Device-bound steps of training
@@ -278,8 +277,7 @@ def _transposes(view: Operation) -> bool:
 # --- Sustained work
 
 MATMULS: Final = ("linear", "bmm")
-LARGE_SIDE: Final = 8192
-"""Side of the square matmul for which the networks' rate is compared with a card's rate."""
+LARGE_SIDE: Final = 8192  # Side of the square matmul for which the networks' rate is compared with a card's rate
 
 POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
     "bfloat16": ("float16",),

@@ -128,16 +128,12 @@ are 25 and 14 %, always too fast. The value was not fitted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """Bandwidths of the links as given by the user, in bytes per second; None uses the catalogue.
+    """Bandwidths of the links as given by the user, in bytes per second; None uses the catalogue."""
 
-    Attributes:
-        intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw").
-        inter_node_bytes_per_second: Network bandwidth of one machine, in one direction.
-        pcie: Connection of cards without NVLink, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
-    """
-
+    # Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw")
     intra_node_bytes_per_second: float | None = None
-    inter_node_bytes_per_second: float | None = None
+    inter_node_bytes_per_second: float | None = None  # Network bandwidth of one machine, in one direction
+    # Connection of cards without NVLink, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
     pcie: str | None = None
 
     def __post_init__(self) -> None:

@@ -87,23 +87,18 @@ call."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Operations that share one neural network, in the dtypes that the network supports.
-
-    Attributes:
-        describe: Computes the features of a batch on GPUs.
-        floor: Minimum seconds of shapes for which slow kernels are known, shape (gpus, shapes); 0 for others.
-        upper_interval_factor: Additional factor to the upper interval end for shapes whose library kernels may be
-            slow, shape (shapes,).
-        unmeasured: Returns the GPU description that the base network gets for GPUs without measurements.
-        log_uncertainty: Half width in log(seconds) of the error of this GPU description, for a GPU and dtype.
-    """
+    """Operations that share one neural network, in the dtypes that the network supports."""
 
     name: str
     dtypes: tuple[str, ...]
-    describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]
+    describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]  # Computes the features of a batch on GPUs
+    # Minimum seconds of shapes for which slow kernels are known, shape (gpus, shapes); 0 for others
     floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
+    # Additional factor to the upper interval end for shapes whose library kernels may be slow, shape (shapes,)
     upper_interval_factor: Callable[[ShapeBatch], Array] = lambda batch: np.ones(len(batch))
+    # Returns the GPU description that the base network gets for GPUs without measurements
     unmeasured: Callable[[Gpu], Gpu] = lambda gpu: gpu
+    # Half width in log(seconds) of the error of this GPU description, for a GPU and dtype
     log_uncertainty: Callable[[Gpu, str], float] = lambda _gpu, _dtype: 0.0
 
     def least_seconds(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
@@ -135,17 +130,12 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Alternative algorithm for an operation.
+    """Alternative algorithm for an operation."""
 
-    Attributes:
-        shape: Returns the operation that the algorithm computes instead; None if the algorithm does not apply.
-        is_on: Whether libraries provide the algorithm on a GPU.
-        bounds_networks: Whether the time of the algorithm is an upper bound on all GPUs; otherwise only on GPUs without
-            measurements.
-    """
-
+    # Returns the operation that the algorithm computes instead; None if the algorithm does not apply
     shape: Callable[[OperationShape], OperationShape | None]
-    is_on: Callable[[Gpu], bool] = lambda _: True
+    is_on: Callable[[Gpu], bool] = lambda _: True  # Whether libraries provide the algorithm on a GPU
+    # Whether the time of the algorithm is an upper bound on all GPUs; otherwise only on GPUs without measurements
     bounds_networks: bool = False
 
 
@@ -166,17 +156,12 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineEfficiency:
-    """Efficiency of an operation without a model, relative to its roofline.
+    """Efficiency of an operation without a model, relative to its roofline."""
 
-    Attributes:
-        spread: Factor to either end of the interval; None uses the default.
-        sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None means one
-            kernel.
-        share: Share of the roofline that the operation reaches; None uses the typical share of its units.
-    """
-
-    spread: float | None = None
+    spread: float | None = None  # Factor to either end of the interval; None uses the default
+    # Number of dependent kernels, each with at least the minimum kernel time; None means one kernel
     sequential_kernels: Callable[[Columns], Array] | None = None
+    # Share of the roofline that the operation reaches; None uses the typical share of its units
     share: float | None = None
 
 
@@ -186,44 +171,35 @@ _Kind = TypeVar("_Kind", bound=Estimator)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSpec:
-    """All properties of one operation. Formulas map columns of shape (shapes,) to an array of the same shape.
+    """All properties of one operation. Formulas map columns of shape (shapes,) to an array of the same shape."""
 
-    Attributes:
-        name: Name in `operator_seconds` and in the measurement tables.
-        shape: Names of the shape parameters, in the order of `OperationShape.dims`.
-        defaults: Default values of shape parameters. A string means the value of another parameter.
-        spellings: Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
-        units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
-            host link, `fabric` for communication between GPUs.
-        flops: FLOPs of the textbook algorithm (a multiply-add counts as two).
-        minimum_flops: Minimum FLOPs of any algorithm in use; None for the FLOPs of the textbook algorithm.
-        reads: Elements that must be read at least once.
-        writes: Elements that must be written at least once.
-        element_bytes: Bytes of one element, if independent of the dtype (for a copy that is counted in bytes).
-        aten: Dispatcher calls that compute exactly this operation.
-        translator: Returns the operations with shapes, from the name of this operation, a call in `aten`, and the flags
-            of the trace. Calls that compute several operations are registered with `translates` instead.
-        reduces_rows: Whether the kernels keep a whole row of (rows, cols) together.
-        estimators: Ways to predict the time, in order: the first that supports a shape does. Before a surrogate, a
-            network of a sibling dtype is tried. An `Alternative` is an upper bound on what precedes it. The roofline
-            comes last, at its typical efficiency if there is no `RooflineEfficiency`.
-        latency: Minimum seconds on a GPU for instructions and waiting, shape (shapes,); None without such a limit.
-    """
-
-    name: str
-    shape: tuple[str, ...]
+    name: str  # Name in `operator_seconds` and in the measurement tables
+    shape: tuple[str, ...]  # Names of the shape parameters, in the order of `OperationShape.dims`
+    # `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the host link,
+    # `fabric` for communication between GPUs
     units: Literal["tensor", "vector", "link", "fabric"]
-    flops: Callable[[Columns], Array]
-    reads: Callable[[Columns], Array]
+    flops: Callable[[Columns], Array]  # FLOPs of the textbook algorithm (a multiply-add counts as two)
+    reads: Callable[[Columns], Array]  # Elements that must be read at least once
+    # Elements that must be written at least once
     writes: Callable[[Columns], Array] = lambda c: np.zeros_like(next(iter(c.values())))
+    # Default values of shape parameters. A string means the value of another parameter.
     defaults: Mapping[str, float | str] = field(default_factory=dict)
+    # Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Minimum FLOPs of any algorithm in use; None for the FLOPs of the textbook algorithm
     minimum_flops: Callable[[Columns], Array] | None = None
+    # Bytes of one element, if independent of the dtype (for a copy that is counted in bytes)
     element_bytes: float | None = None
-    aten: tuple[str, ...] = ()
+    aten: tuple[str, ...] = ()  # Dispatcher calls that compute exactly this operation
+    # Returns the operations with shapes, from the name of this operation, a call in `aten`, and the flags of the trace.
+    # Calls that compute several operations are registered with `translates` instead.
     translator: Callable[[str, Operation, Flags], tuple[OperationShape, ...] | None] | None = None
-    reduces_rows: bool = False
+    reduces_rows: bool = False  # Whether the kernels keep a whole row of (rows, cols) together
+    # Ways to predict the time, in order: the first that supports a shape does. Before a surrogate, a network of a
+    # sibling dtype is tried. An `Alternative` is an upper bound on what precedes it. The roofline comes last, at its
+    # typical efficiency if there is no `RooflineEfficiency`.
     estimators: tuple[Estimator, ...] = ()
+    # Minimum seconds on a GPU for instructions and waiting, shape (shapes,); None without such a limit
     latency: Callable[[ShapeBatch, Gpu], Array] | None = None
 
     def of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:

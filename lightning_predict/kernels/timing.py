@@ -78,15 +78,12 @@ tiles or caches. `roofline`: peak arithmetic and bandwidth alone."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted times of shapes, arrays of shape (gpus, shapes).
-
-    Attributes:
-        is_extrapolated: Whether the neural network had no measurements of the GPU; None if no network was used.
-        held: Whether a bound lowered the network's time, by the name of the bound (`models.LESSER_GPU`).
-    """
+    """Predicted times of shapes, arrays of shape (gpus, shapes)."""
 
     interval: Interval[Array]
+    # Whether the neural network had no measurements of the GPU; None if no network was used
     is_extrapolated: BoolArray | None = None
+    # Whether a bound lowered the network's time, by the name of the bound (`models.LESSER_GPU`)
     held: Mapping[str, BoolArray] = field(default_factory=dict)
 
     @property
@@ -453,15 +450,12 @@ def _leaf_times(leaves: Sequence[_Leaf], request: TimingRequest) -> tuple[Interv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBound:
-    """Upper or lower bound on times.
-
-    Attributes:
-        applies_to: Returns whether the bound may apply to a shape, which is given as requested and as computed.
-        clamp: Clamps the times of the shapes to which the bound applies.
-    """
+    """Upper or lower bound on times."""
 
     name: str
+    # Returns whether the bound may apply to a shape, which is given as requested and as computed
     applies_to: Callable[[OperationShape, OperationShape, KernelModels | None], bool]
+    # Clamps the times of the shapes to which the bound applies
     clamp: Callable[[OperationTimes, TimingRequest], OperationTimes]
 
 

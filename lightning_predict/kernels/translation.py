@@ -57,8 +57,7 @@ COMPUTE_DTYPES: Final = {
 }
 """Compute dtype by tensor dtype, if the names differ."""
 
-COMPLEX_MATMULS: Final = 4
-"""Number of real matmuls in a matmul of complex numbers."""
+COMPLEX_MATMULS: Final = 4  # Number of real matmuls in a matmul of complex numbers
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
@@ -117,19 +116,13 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Shapes of one place in the trace.
+    """Shapes of one place in the trace."""
 
-    Attributes:
-        operations: Indices of the operations in the trace; several if the GPU runs them as one operation.
-        unknown: Names of operations with known bytes only, without duplicates.
-        error: Error message of a translator; None without a failure.
-    """
-
-    operations: tuple[int, ...]
+    operations: tuple[int, ...]  # Indices of the operations in the trace; several if the GPU runs them as one operation
     shapes: tuple[OperationShape, ...]
     launches: int
-    unknown: tuple[str, ...] = ()
-    error: str | None = None
+    unknown: tuple[str, ...] = ()  # Names of operations with known bytes only, without duplicates
+    error: str | None = None  # Error message of a translator; None without a failure
 
 
 def work_items(trace: Trace) -> tuple[WorkItem, ...]:

@@ -25,19 +25,15 @@ PUBLISHED_MTBF_HOURS: Final = 50677.0023866  # Mean time between failures of one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """Failure rate, checkpoint bandwidth and restart time of a run.
+    """Failure rate, checkpoint bandwidth and restart time of a run."""
 
-    Attributes:
-        mtbf_hours: Mean hours between failures of one GPU, including its share of the machine and network, and
-            including interruptions of spot machines.
-        checkpoint_gbps: Storage bandwidth for a checkpoint of all GPUs, in GB/s (not Gbit/s). Training waits while a
-            checkpoint is written.
-        restart_minutes: Minutes from a failure until training continues.
-    """
-
+    # Mean hours between failures of one GPU, including its share of the machine and network, and including
+    # interruptions of spot machines
     mtbf_hours: float = PUBLISHED_MTBF_HOURS
+    # Storage bandwidth for a checkpoint of all GPUs, in GB/s (not Gbit/s). Training waits while a checkpoint is
+    # written.
     checkpoint_gbps: float = 10.0
-    restart_minutes: float = 10.0
+    restart_minutes: float = 10.0  # Minutes from a failure until training continues
 
     def __post_init__(self) -> None:
         for name in ("mtbf_hours", "checkpoint_gbps", "restart_minutes"):

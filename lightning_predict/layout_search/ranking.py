@@ -38,26 +38,18 @@ from lightning_predict.reports.format import listed
 from lightning_predict.step_predictor import StepPredictor
 from lightning_predict.weights.source import AnyWeights
 
-SPARE = 4
-"""Ratio of searched to requested results with a budget, because the budget may exclude some results."""
+SPARE = 4  # Ratio of searched to requested results with a budget, because the budget may exclude some results
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RankedLayout:
-    """A layout with a parallel strategy, and its prediction.
+    """A layout with a parallel strategy, and its prediction."""
 
-    Attributes:
-        prediction: Predicted time, memory and cost.
-        strategy: How the GPUs share the work.
-        seconds_per_batch: Time to process the number of samples of the recorded step.
-        goodput: Effect of failures and checkpoints; None without reliability data.
-    """
-
-    prediction: Prediction
-    strategy: Strategy
-    seconds_per_batch: float
-    goodput: Goodput | None = None
+    prediction: Prediction  # Predicted time, memory and cost
+    strategy: Strategy  # How the GPUs share the work
+    seconds_per_batch: float  # Time to process the number of samples of the recorded step
+    goodput: Goodput | None = None  # Effect of failures and checkpoints; None without reliability data
 
     @property
     def total_seconds(self) -> float | None:

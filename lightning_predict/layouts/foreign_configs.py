@@ -7,7 +7,7 @@ torchtune, litgpt and LLM Foundry, and strategy objects of Lightning.
 Every key of a file is translated, refused because its effect on time or memory is not predicted, or listed in one
 warning as without effect on the strategy. Example::
 
-    >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
+    >>> strategy_of_foreign("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
 
     parse_strategy("train_configs/llama3_70b.toml")  # the file for torchtitan's --job.config_file

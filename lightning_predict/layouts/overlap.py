@@ -182,24 +182,20 @@ class OverlapCosts:
     - `framework_host`: rows of Megatron-DeepSpeed with small micro-batches (half of the shapes of
       megatron_single_node.csv), where the host takes 3.6 to 3.8 ms per layer. Python wrappers around layers,
       collectives and checkpoints cause this time.
-
-    Attributes:
-        slowdown: Time of a collective during a training step, relative to the isolated collective.
-        straggler_spread: Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the
-            slowest GPU, so n GPUs take as long as the maximum of n draws.
-        straggler_seconds: Correlation time of a GPU's speed. Over longer steps, the mean speeds of GPUs differ less.
-        framework_host: Host time per operation if a framework splits the model or the batch, relative to an ordinary
-            step.
-        pcie_slowdown: Slowdown of collectives between cards without NVLink, whose links are too slow for many kernels.
-        pcie_contention: Seconds by which a second of concurrent transfer slows down computation on cards without
-            NVLink. Transfers use few percent of a card's memory bandwidth.
     """
 
-    slowdown: float = 1.5
+    slowdown: float = 1.5  # Time of a collective during a training step, relative to the isolated collective
+    # Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the slowest GPU, so n
+    # GPUs take as long as the maximum of n draws.
     straggler_spread: float = 0.04
+    # Correlation time of a GPU's speed. Over longer steps, the mean speeds of GPUs differ less.
     straggler_seconds: float = 0.2
+    # Host time per operation if a framework splits the model or the batch, relative to an ordinary step
     framework_host: float = 1.55
+    # Slowdown of collectives between cards without NVLink, whose links are too slow for many kernels
     pcie_slowdown: float = 1.0
+    # Seconds by which a second of concurrent transfer slows down computation on cards without NVLink. Transfers use few
+    # percent of a card's memory bandwidth.
     pcie_contention: float = 0.1
 
     def slowdown_on(self, layout: Layout) -> float:

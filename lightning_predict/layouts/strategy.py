@@ -78,103 +78,86 @@ GatheredDtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A parallel strategy. Each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.
+    """A parallel strategy. Each data-parallel group of `tensor x pipeline x context` GPUs processes one batch."""
 
-    Attributes:
-        data: Which state data-parallel groups shard (`DATA_SPLITS`).
-        tensor: Number of GPUs that share every transformer block (Megatron's tensor parallelism).
-        pipeline: Number of pipeline stages that share the blocks.
-        micro_batches: Number of micro-batches per batch; their gradients are accumulated. None means four times
-            `pipeline`, or 1 without a pipeline.
-        accumulate: Number of batches of the recorded size per optimizer step (gradient accumulation).
-        global_batches: Number of batches per optimizer step in all data-parallel groups together. The method `on`
-            derives `accumulate` from this number for each layout.
-        batch_samples: Batch size that the configuration file assumes. A step with another batch size raises an error.
-        bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
-        virtual: Number of pipeline stages per GPU (Megatron's interleaved schedule).
-        first_stage: Number of blocks in the first stage, which also has the embedding; None for the same number as in
-            other stages.
-        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; None for the same
-            number as in other stages.
-        schedule: Pipeline schedule: `1f1b`, `gpipe` (all forward, then all backward), or `zero_bubble` (weight
-            gradients fill the bubbles: ZB-H1 of Qi et al., 2024).
-        sequence: Whether tensor-parallel GPUs also split norms, dropouts and residual connections (Megatron's sequence
-            parallelism).
-        gather_again: With sequence parallelism, whether matmul inputs are gathered again in the backward pass, as in
-            Megatron. Otherwise, gathered inputs are kept, as in torch's DTensor.
-        context: Number of GPUs that share each sequence (context parallelism). Keys and values circulate in a ring.
-        expert: Number of data-parallel groups that share the experts (expert parallelism).
-        expert_tensor: Number of GPUs that share each expert; None for `tensor`. With 1, as many GPUs as `expert` hold
-            whole experts, and tensor- and context-parallel GPUs count among them (Megatron).
-        capacity: Tokens per expert relative to balanced routing, including padding. Without padding: load of the
-            busiest GPU, which the other GPUs wait for.
-        expert_launches: Whether the matmuls of each expert are separate kernel launches, although the recording has one
-            launch per layer. In float8, casts of the operands precede each launch (Transformer Engine's
-            `GroupedLinear`).
-        shard: Number of GPUs in a sharding group of `hybrid`; None for all GPUs of a machine.
-        groups: Number of data-parallel groups that a configuration file or Lightning object assumes. Layouts with
-            another number raise an error. None allows any number.
-        recompute: Gradient checkpointing: which activations the backward pass recomputes. The step must be recorded
-            without gradient checkpointing. `selective` recomputes the attention between its projections, as in
-            Megatron. `operations` recomputes everything except attention and every second matmul (torchtitan's
-            default), `layers` every second block, and `full` every block.
-        loss: Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
-            `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, whose
-            float32 probabilities become the gradient in place; each GPU has a part of the vocabulary.
-        kernels: Kernels that a configuration file asks for, joined by `+` (see `kernels` of `lp.predict`).
-        no_sync: Under FSDP, whether gradients are scattered only after the last accumulated batch (`no_sync`,
-            `set_requires_gradient_sync(False)`), not after every batch.
-        offload: State in host memory: `none`, or `optimizer` for the optimizer state, which the CPU then updates.
-        fp8: Scaling of float8 matmuls in transformer blocks: one scale per tensor, row, block, or 32 values (`mx`);
-            None for no float8.
-        overlap_grad_reduce: Whether gradient communication overlaps with the backward pass. Otherwise, communication
-            follows the backward pass.
-        overlap_param_gather: Whether the all-gather of updated parameters (ZeRO 1 and 2) overlaps with the next forward
-            pass. Otherwise, the all-gather precedes the forward pass.
-        overlap_tensor: Whether parts of tensor-parallel collectives overlap with adjacent matmuls (torch's async tensor
-            parallelism, Megatron's tp-comm-overlap). The first part never overlaps.
-        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); None for the dtype of the
-            parameters.
-        reduce_dtype: dtype of gradient communication; None for the dtype of the gradients, or `param_dtype` under FSDP.
-            If each replica holds all gradients, a separate buffer also accumulates gradients in this dtype, as in
-            Megatron and nanotron.
-        embedding: How embedding tables are sharded: `auto` (the fastest way that fits), `table_wise`, `row_wise`,
-            `column_wise` or `data_parallel` for all tables, or a plan of `lightning-predict shard`. None replicates
-            tables like other layers.
-    """
-
-    data: DataStrategy = "ddp"
-    tensor: int = 1
-    pipeline: int = 1
+    data: DataStrategy = "ddp"  # Which state data-parallel groups shard (`DATA_SPLITS`)
+    tensor: int = 1  # Number of GPUs that share every transformer block (Megatron's tensor parallelism)
+    pipeline: int = 1  # Number of pipeline stages that share the blocks
+    # Number of micro-batches per batch; their gradients are accumulated. None means four times `pipeline`, or 1 without
+    # a pipeline.
     micro_batches: int | None = None
-    bucket_cap_mb: float = 25.0
-    virtual: int = 1
+    bucket_cap_mb: float = 25.0  # Size of DDP's gradient buckets in MiB, as torch counts them
+    virtual: int = 1  # Number of pipeline stages per GPU (Megatron's interleaved schedule)
+    # Number of blocks in the first stage, which also has the embedding; None for the same number as in other stages
     first_stage: int | None = None
+    # Number of blocks in the last stage, which also has the output layer and the loss; None for the same number as in
+    # other stages
     last_stage: int | None = None
+    # Pipeline schedule: `1f1b`, `gpipe` (all forward, then all backward), or `zero_bubble` (weight gradients fill the
+    # bubbles: ZB-H1 of Qi et al., 2024).
     schedule: PipelineSchedule = "1f1b"
+    # Whether tensor-parallel GPUs also split norms, dropouts and residual connections (Megatron's sequence parallelism)
     sequence: bool = False
+    # With sequence parallelism, whether matmul inputs are gathered again in the backward pass, as in Megatron.
+    # Otherwise, gathered inputs are kept, as in torch's DTensor.
     gather_again: bool = False
+    # Number of GPUs that share each sequence (context parallelism). Keys and values circulate in a ring.
     context: int = 1
-    expert: int = 1
+    expert: int = 1  # Number of data-parallel groups that share the experts (expert parallelism)
+    # Number of GPUs that share each expert; None for `tensor`. With 1, as many GPUs as `expert` hold whole experts, and
+    # tensor- and context-parallel GPUs count among them (Megatron).
     expert_tensor: int | None = None
+    # Tokens per expert relative to balanced routing, including padding. Without padding: load of the busiest GPU, which
+    # the other GPUs wait for.
     capacity: float = 1.0
+    # Whether the matmuls of each expert are separate kernel launches, although the recording has one launch per layer.
+    # In float8, casts of the operands precede each launch (Transformer Engine's `GroupedLinear`).
     expert_launches: bool = False
-    shard: int | None = None
+    shard: int | None = None  # Number of GPUs in a sharding group of `hybrid`; None for all GPUs of a machine
+    # Number of data-parallel groups that a configuration file or Lightning object assumes. Layouts with another number
+    # raise an error. None allows any number.
     groups: int | None = None
+    # Gradient checkpointing: which activations the backward pass recomputes. The step must be recorded without gradient
+    # checkpointing. `selective` recomputes the attention between its projections, as in Megatron. `operations`
+    # recomputes everything except attention and every second matmul (torchtitan's default), `layers` every second
+    # block, and `full` every block.
     recompute: Recompute = "none"
+    # State in host memory: `none`, or `optimizer` for the optimizer state, which the CPU then updates.
     offload: Offload = "none"
+    # Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
+    # `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, whose float32
+    # probabilities become the gradient in place; each GPU has a part of the vocabulary.
     loss: LossMemory = "split"
+    # Under FSDP, whether gradients are scattered only after the last accumulated batch (`no_sync`,
+    # `set_requires_gradient_sync(False)`), not after every batch
     no_sync: bool = False
+    # Kernels that a configuration file asks for, joined by `+` (see `kernels` of `lp.predict`)
     kernels: str | None = None
+    # Scaling of float8 matmuls in transformer blocks: one scale per tensor, row, block, or 32 values (`mx`); None for
+    # no float8
     fp8: Float8 | None = None
+    # Whether gradient communication overlaps with the backward pass. Otherwise, communication follows the backward
+    # pass.
     overlap_grad_reduce: bool = True
+    # dtype in which FSDP gathers parameters (torch's `MixedPrecision`); None for the dtype of the parameters
     param_dtype: GatheredDtype | None = None
+    # dtype of gradient communication; None for the dtype of the gradients, or `param_dtype` under FSDP. If each replica
+    # holds all gradients, a separate buffer also accumulates gradients in this dtype, as in Megatron and nanotron.
     reduce_dtype: GatheredDtype | None = None
+    # How embedding tables are sharded: `auto` (the fastest way that fits), `table_wise`, `row_wise`, `column_wise` or
+    # `data_parallel` for all tables, or a plan of `lightning-predict shard`. None replicates tables like other layers.
     embedding: str | None = None
-    accumulate: int = 1
+    accumulate: int = 1  # Number of batches of the recorded size per optimizer step (gradient accumulation)
+    # Whether the all-gather of updated parameters (ZeRO 1 and 2) overlaps with the next forward pass. Otherwise, the
+    # all-gather precedes the forward pass.
     overlap_param_gather: bool = False
+    # Whether parts of tensor-parallel collectives overlap with adjacent matmuls (torch's async tensor parallelism,
+    # Megatron's tp-comm-overlap). The first part never overlaps.
     overlap_tensor: bool = False
+    # Number of batches per optimizer step in all data-parallel groups together. The method `on` derives `accumulate`
+    # from this number for each layout.
     global_batches: int | None = None
+    # Batch size that the configuration file assumes. A step with another batch size raises an error.
     batch_samples: int | None = None
 
     def __post_init__(self) -> None:

@@ -45,21 +45,14 @@ from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace, backwa
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Shares of the bytes of a part of the model that one of its replicas holds throughout a step.
-
-    Attributes:
-        state: Share of the optimizer state, and of its copies, on the GPU.
-        update: Share of the optimizer's temporary tensors.
-        buckets: Bytes of the buffers in which whole gradients are reduced.
-        is_replaced: Whether the buffers take the place of the gradients, because their dtype differs.
-    """
+    """Shares of the bytes of a part of the model that one of its replicas holds throughout a step."""
 
     parameters: float
     gradients: float
-    state: float
-    update: float
-    buckets: float
-    is_replaced: bool
+    state: float  # Share of the optimizer state, and of its copies, on the GPU
+    update: float  # Share of the optimizer's temporary tensors
+    buckets: float  # Bytes of the buffers in which whole gradients are reduced
+    is_replaced: bool  # Whether the buffers take the place of the gradients, because their dtype differs
 
     @staticmethod
     def of(part: ModelPart, layout: Layout, strategy: Strategy) -> Held:

@@ -35,14 +35,11 @@ fragmentation that a complete step leaves."""
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """Memory peaks of the allocator over the simulated steps.
-
-    Attributes:
-        growth: Every new maximum of the reserved memory, with the size of the segments that were unused then.
-    """
+    """Memory peaks of the allocator over the simulated steps."""
 
     allocated_bytes: int
     reserved_bytes: int
+    # Every new maximum of the reserved memory, with the size of the segments that were unused then
     growth: tuple[tuple[int, int], ...] = ()
 
     def exceeds(self, capacity_bytes: int) -> bool:
@@ -72,35 +69,25 @@ class _Event:
 @final
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes and lifetimes of the memory blocks of a training step.
+    """Sizes and lifetimes of the memory blocks of a training step."""
 
-    Attributes:
-        lasting: Sizes of parameters, buffers, their copies, and gradients that no recorded operation writes.
-        kept: Sizes of gradients that persist from step to step.
-        state: Sizes of the optimizer state, which the first optimizer step allocates.
-        batch: Sizes of the tensors of a batch; each step has a new batch.
-        storages: Storages that the step writes, in order of allocation.
-        update: Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time.
-        unseen: Part of `lasting`: bytes of gradients that exist in all steps, and that the recorded step did not write.
-        update_at: Index of the first operation of the largest optimizer update; `count` if there is none.
-        drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
-            freed before the step.
-        workspaces: Temporary memory inside operations, as (index of the operation, bytes).
-        trials: Workspaces of cuDNN benchmarks in the first step, as (index of the operation, bytes). The cache is
-            emptied after each benchmark.
-    """
-
+    # Sizes of parameters, buffers, their copies, and gradients that no recorded operation writes
     lasting: tuple[int, ...]
-    kept: tuple[int, ...]
-    state: tuple[int, ...]
-    batch: tuple[int, ...]
-    storages: tuple[Storage, ...]
-    update: tuple[int, ...]
+    kept: tuple[int, ...]  # Sizes of gradients that persist from step to step
+    state: tuple[int, ...]  # Sizes of the optimizer state, which the first optimizer step allocates
+    batch: tuple[int, ...]  # Sizes of the tensors of a batch; each step has a new batch
+    storages: tuple[Storage, ...]  # Storages that the step writes, in order of allocation
+    update: tuple[int, ...]  # Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time
+    # Part of `lasting`: bytes of gradients that exist in all steps, and that the recorded step did not write
     unseen: int
     count: int
-    update_at: int
+    update_at: int  # Index of the first operation of the largest optimizer update; `count` if there is none
+    # Index of the operation after which the previous step's gradients are freed; -1 if they are freed before the step
     drops_gradients_at: int
+    # Temporary memory inside operations, as (index of the operation, bytes)
     workspaces: tuple[tuple[int, int], ...] = ()
+    # Workspaces of cuDNN benchmarks in the first step, as (index of the operation, bytes). The cache is emptied after
+    # each benchmark.
     trials: tuple[tuple[int, int], ...] = ()
 
     @cached_property
@@ -266,8 +253,7 @@ def copies_of(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return (*(tuple(sizes) * copies), *([rest] if rest else []))
 
 
-HALVINGS: Final = 4
-"""Number of bisection steps in the search for the smallest capacity."""
+HALVINGS: Final = 4  # Number of bisection steps in the search for the smallest capacity
 
 
 def least_reserved_bytes(blocks: Blocks, whole: SimulatedStep | None = None) -> int:
@@ -348,25 +334,16 @@ def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """Sizes of live tensors at one moment of a step.
-
-    Attributes:
-        persistent_bytes: Size of parameters and buffers.
-        batch_bytes: Size of the batch from the data loader.
-        gradient_bytes: Size of the gradients, of this step or the previous step.
-        update_bytes: Size of temporary tensors of the optimizer.
-        storages: Other storages that the step wrote.
-        left_bytes: Size of tensors of the previous step that variables of the training loop still hold.
-    """
+    """Sizes of live tensors at one moment of a step."""
 
     index: int
-    persistent_bytes: int
+    persistent_bytes: int  # Size of parameters and buffers
     state_bytes: int
-    batch_bytes: int
-    gradient_bytes: int
-    update_bytes: int
-    storages: tuple[Storage, ...]
-    left_bytes: int
+    batch_bytes: int  # Size of the batch from the data loader
+    gradient_bytes: int  # Size of the gradients, of this step or the previous step
+    update_bytes: int  # Size of temporary tensors of the optimizer
+    storages: tuple[Storage, ...]  # Other storages that the step wrote
+    left_bytes: int  # Size of tensors of the previous step that variables of the training loop still hold
 
     @property
     def total_bytes(self) -> int:

@@ -50,14 +50,9 @@ from lightning_predict.record.trace import Trace
 MemoryFit = Literal["fits", "tight", "exceeds"]
 """`fits`: the step fits with a probability of at least 90 %. `tight`: with 50 to 90 %. `exceeds`: below 50 %."""
 
-FITS_FROM: Final = 0.9
-"""Minimum probability for the verdict `fits`, so that at most 10 % of these verdicts are wrong."""
-
-ECC_SHARE: Final = 0.0625
-"""Share of memory that stores the bits of inline ECC."""
-
-DRIVER_SHARE: Final = 0.03
-"""Share of the memory without ECC bits that the driver reserves."""
+FITS_FROM: Final = 0.9  # Minimum probability for the verdict `fits`, so that at most 10 % of these verdicts are wrong
+ECC_SHARE: Final = 0.0625  # Share of memory that stores the bits of inline ECC
+DRIVER_SHARE: Final = 0.03  # Share of the memory without ECC bits that the driver reserves
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
@@ -106,32 +101,22 @@ MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed(Deferred):
-    """Memory need of a step on each GPU. Unknown values are None.
+    """Memory need of a step on each GPU. Unknown values are None."""
 
-    Attributes:
-        memory_bytes: Memory that torch's allocator reserves for a step.
-        memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: Usable memory minus the amount that is needed with an even chance; negative if the step does
-            not fit.
-        releasable_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
-        allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
-        reserved: Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`). If the step fits, at
-            most what the GPU has; otherwise, on a larger GPU.
-        process: Memory of the process, as nvidia-smi shows, on the same GPU as `reserved`.
-        usable_bytes: GPU memory available to tensors of the process.
-        least_filled_bytes: As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same.
-    """
-
-    memory_bytes: float | None = None
-    memory_fit: MemoryFit | None = None
+    memory_bytes: float | None = None  # Memory that torch's allocator reserves for a step
+    memory_fit: MemoryFit | None = None  # `fits`, `tight` or `exceeds`
+    # Usable memory minus the amount that is needed with an even chance; negative if the step does not fit
     memory_free_bytes: float | None = None
-    releasable_bytes: float = 0.0
-    allocated: Interval[float] | None = None
+    releasable_bytes: float = 0.0  # Part of `memory_bytes` that the allocator releases if the GPU runs out of memory
+    allocated: Interval[float] | None = None  # Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`)
+    # Peak of memory that torch's allocator holds (`torch.cuda.max_memory_reserved`). If the step fits, at most what the
+    # GPU has; otherwise, on a larger GPU.
     reserved: Interval[float] | None = None
-    process: Interval[float] | None = None
+    process: Interval[float] | None = None  # Memory of the process, as nvidia-smi shows, on the same GPU as `reserved`
     fit_probability: float | None = None
+    # As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same
     least_filled_bytes: float | None = None
-    usable_bytes: float | None = None
+    usable_bytes: float | None = None  # GPU memory available to tensors of the process
 
     @property
     def fits(self) -> bool | None:
@@ -245,29 +230,19 @@ def _even(reserved: Interval[float]) -> float:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory(Deferred):
-    """Memory need of a step, by cause, in bytes.
+    """Memory need of a step, by cause, in bytes."""
 
-    Attributes:
-        persistent_bytes: Memory allocated throughout the step. If the peak was measured: the whole peak, with
-            workspaces.
-        temporary_bytes: Additional memory at the peak of the forward and backward passes.
-        update_bytes: Additional memory at the peak of the optimizer step.
-        slack_bytes: Excess of reserved memory over the tensors, simulated or measured.
-        workspace_bytes: Simulated excess of allocated memory over the tensors: library workspaces and block rounding.
-        releasable_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
-        cublas_handles: Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was
-            measured.
-        relative: Interval of the reserved memory, as factors.
-    """
-
+    # Memory allocated throughout the step. If the peak was measured: the whole peak, with workspaces.
     persistent_bytes: int
-    temporary_bytes: int = 0
-    update_bytes: int = 0
-    slack_bytes: int = 0
+    temporary_bytes: int = 0  # Additional memory at the peak of the forward and backward passes
+    update_bytes: int = 0  # Additional memory at the peak of the optimizer step
+    slack_bytes: int = 0  # Excess of reserved memory over the tensors, simulated or measured
+    # Simulated excess of allocated memory over the tensors: library workspaces and block rounding
     workspace_bytes: int = 0
-    releasable_bytes: int = 0
+    releasable_bytes: int = 0  # Part of `slack_bytes` that the allocator releases if the GPU runs out of memory
+    # Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was measured
     cublas_handles: int = 0
-    relative: Interval[float] = AS_RECORDED
+    relative: Interval[float] = AS_RECORDED  # Interval of the reserved memory, as factors
     relative_allocated: Interval[float] = AS_RECORDED
 
     @property

@@ -36,21 +36,15 @@ temporary tensor of the optimizer, or input of the step."""
 @final
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage and its lifetime within the step.
-
-    Attributes:
-        cause: Use of the storage, see `Cause`.
-        allocated_at: Index of the first operation that writes the storage; 0 for inputs of the step.
-        freed_at: Index of the operation after which the storage is freed; None if the storage survives the step.
-        module: Module that wrote the storage; None if unknown.
-        tensor: First tensor of the storage; None for a storage inside an operation.
-    """
+    """A storage and its lifetime within the step."""
 
     size_bytes: int
-    cause: Cause
-    allocated_at: int
+    cause: Cause  # Use of the storage, see `Cause`
+    allocated_at: int  # Index of the first operation that writes the storage; 0 for inputs of the step
+    # Index of the operation after which the storage is freed; None if the storage survives the step
     freed_at: int | None
-    module: str | None = None
+    module: str | None = None  # Module that wrote the storage; None if unknown
+    # First tensor of the storage; None for a storage inside an operation
     tensor: TensorInfo | None = field(default=None, compare=False, repr=False)
 
 

@@ -37,14 +37,12 @@ class DevicePace:
     count. Other cycles wait in `_pending` until they are enough to count. The real queue cannot hold more than
     `LAUNCH_QUEUE` launches. If the modelled backlog is larger, the measured device time was too long; from then on, the
     model is dropped and every cycle counts.
-
-    Attributes:
-        seconds: Device time of a batch, measured between two waits for the device; None if unknown.
     """
 
     __slots__ = ("_backlog", "_batches", "_cycles", "_limit", "_peak", "_pending", "seconds")
 
     def __init__(self) -> None:
+        # Device time of a batch, measured between two waits for the device; None if unknown
         self.seconds: float | None = None
         self._backlog = 0.0
         self._batches = 1

@@ -200,12 +200,10 @@ class ForecastSchedule:
     Args:
         batches_per_window: Number of batches of a step.
         batches: Number of batches of the run; None if unknown.
-
-    Attributes:
-        has_started: Whether the run has enough steps for a recommendation or a stop. Earlier forecasts are only rough.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
+        # Whether the run has enough steps for a recommendation or a stop. Earlier forecasts are only rough.
         self.has_started = False
         self._enough = MIN_STEPS * batches_per_window
         self._half = math.inf if batches is None else SHARE_ENOUGH * batches

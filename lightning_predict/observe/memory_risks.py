@@ -126,11 +126,7 @@ def _without_cached_segments(trace: Trace) -> Trace:
 
 
 class _StepMemory:
-    """Memory of a recorded step, and of a step with other sizes.
-
-    Attributes:
-        persistent_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
-    """
+    """Memory of a recorded step, and of a step with other sizes."""
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
         memory_of_step = step_memory(_without_cached_segments(trace))
@@ -139,6 +135,7 @@ class _StepMemory:
         self.trace, self._gpu, self._relative = trace, gpu, memory_of_step.relative
         self.bytes = memory_of_step.bytes_on(gpu) - memory_of_step.releasable_bytes
         known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
+        # Memory of parameters, gradients and optimizer state, which stays between steps
         self.persistent_bytes = min(sum(size or 0 for size in known), self.bytes)
 
     @cached_property

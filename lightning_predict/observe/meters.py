@@ -130,13 +130,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a run has used, over all its fits.
-
-    Attributes:
-        metered: For each quantity, its amount over the fits with a known rate, and the seconds of these fits.
-    """
+    """What a run has used, over all its fits."""
 
     seconds: float = 0.0
+    # For each quantity, its amount over the fits with a known rate, and the seconds of these fits
     metered: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def amount(self, name: str, rate: float = 0.0) -> float:

@@ -41,18 +41,14 @@ class WindowSize:
 
 
 class StepCounter:
-    """Counter of batches, and of the accumulation windows that the batches form.
-
-    Attributes:
-        closed: Number of batches and optimizer steps of the window that ended with the last batch; None if no window
-            ended.
-        is_followed: Whether windows are counted. Counting is necessary if a recorder needs the windows, or if only
-            counting shows their size.
-    """
+    """Counter of batches, and of the accumulation windows that the batches form."""
 
     def __init__(self) -> None:
         self.batches = self.windows = self.batches_in_window = 0
+        # Whether windows are counted. Counting is necessary if a recorder needs the windows, or if only counting shows
+        # their size.
         self.is_followed = False
+        # Number of batches and optimizer steps of the window that ended with the last batch; None if no window ended
         self.closed: tuple[int, int] | None = None
         self._is_manual = False
         self._steps_at_start = self._steps_before_window = 0

@@ -99,17 +99,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on rented machines.
+    """Limits on rented machines."""
 
-    Attributes:
-        nodes: Maximum number of machines at one time, of all types together.
-        quotas: Maximum number of machines of each type at one time, by the type's name. A type without an entry has no
-            quota.
-        budget_usd: Budget for machines over the whole plan, without the cost of tardiness; None for no budget.
-    """
-
-    nodes: int
+    nodes: int  # Maximum number of machines at one time, of all types together
+    # Maximum number of machines of each type at one time, by the type's name. A type without an entry has no quota.
     quotas: Mapping[str, int] = field(default_factory=dict)
+    # Budget for machines over the whole plan, without the cost of tardiness; None for no budget
     budget_usd: float | None = None
 
 
@@ -166,30 +161,25 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """State of a plan at one moment: jobs, machines and money spent.
-
-    Attributes:
-        remaining: Remaining share of the work of each submitted, unfinished job; above 0 and at most 1.
-        started: Last configuration of each job that has started, running or not.
-        restarting: For running jobs that have just moved: seconds until the job resumes work.
-        measured: Time of the whole run according to the job's own progress, by job and configuration.
-        overhead_seconds: Part of the measured time that is outside the steps, by job: waits for data, validation,
-            checkpoints.
-        unproven: Share of the work that is done at this moment only if the predicted times are right, by job. Only
-            simulated future states have such work.
-        spent_usd: Money spent on machines so far.
-        mean_gap_seconds: Mean time between two decisions so far, at most the period; None before the second decision.
-    """
+    """State of a plan at one moment: jobs, machines and money spent."""
 
     now_seconds: float
+    # Remaining share of the work of each submitted, unfinished job; above 0 and at most 1
     remaining: Mapping[str, float]
     running: Mapping[str, Placement] = field(default_factory=dict)
+    # Last configuration of each job that has started, running or not
     started: Mapping[str, Configuration] = field(default_factory=dict)
+    # For running jobs that have just moved: seconds until the job resumes work
     restarting: Mapping[str, float] = field(default_factory=dict)
+    # Time of the whole run according to the job's own progress, by job and configuration
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
+    # Part of the measured time that is outside the steps, by job: waits for data, validation, checkpoints
     overhead_seconds: Mapping[str, float] = field(default_factory=dict)
+    # Share of the work that is done at this moment only if the predicted times are right, by job. Only simulated future
+    # states have such work.
     unproven: Mapping[str, float] = field(default_factory=dict)
-    spent_usd: float = 0.0
+    spent_usd: float = 0.0  # Money spent on machines so far
+    # Mean time between two decisions so far, at most the period; None before the second decision
     mean_gap_seconds: float | None = None
 
 

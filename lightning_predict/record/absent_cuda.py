@@ -33,29 +33,20 @@ from lightning_predict.record.trace import Trace
 
 @dataclass
 class StepSettings:
-    """Settings of a step that its operations do not show, or that are off on a machine without CUDA.
+    """Settings of a step that its operations do not show, or that are off on a machine without CUDA."""
 
-    Attributes:
-        has_enabled: Whether the step entered an enabled autocast for CUDA.
-        has_disabled_by_torch: Whether the step entered a disabled autocast that was created before the step. Torch may
-            have disabled this autocast.
-        has_autocast: Whether the step entered an enabled autocast for any device.
-        scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
-        lost_scaler: Whether a GradScaler stayed disabled on the CPU.
-        set_to_none: Value of `set_to_none` that the step passed to `zero_grad`; None if not passed.
-        paged: Bytes of an optimizer's states in paged memory, by parameter.
-        has_float32_groups: Whether the step multiplied groups of float32 matrices, such as experts.
-    """
-
-    has_enabled: bool = False
+    has_enabled: bool = False  # Whether the step entered an enabled autocast for CUDA
+    # Whether the step entered a disabled autocast that was created before the step. Torch may have disabled this
+    # autocast.
     has_disabled_by_torch: bool = False
-    has_autocast: bool = False
+    has_autocast: bool = False  # Whether the step entered an enabled autocast for any device
     is_float16: bool = False
+    # GradScalers that torch disabled, and that are enabled while the step is recorded
     scalers: list[Any] = field(default_factory=list)
-    lost_scaler: bool = False
-    set_to_none: bool | None = None
-    paged: dict[int, int] = field(default_factory=dict)
-    has_float32_groups: bool = False
+    lost_scaler: bool = False  # Whether a GradScaler stayed disabled on the CPU
+    set_to_none: bool | None = None  # Value of `set_to_none` that the step passed to `zero_grad`; None if not passed
+    paged: dict[int, int] = field(default_factory=dict)  # Bytes of an optimizer's states in paged memory, by parameter
+    has_float32_groups: bool = False  # Whether the step multiplied groups of float32 matrices, such as experts
 
     def added_to(self, trace: Trace) -> Trace:
         """Return the trace with these settings, and with notes for the user about them."""
@@ -95,8 +86,7 @@ class StepSettings:
 _SETTINGS: Final[ContextVar[StepSettings | None]] = ContextVar("_SETTINGS", default=None)
 """Settings of the step being recorded in this thread."""
 
-_MADE: Final[WeakSet[torch.autocast]] = WeakSet()
-"""CUDA autocasts created by recorded steps."""
+_MADE: Final[WeakSet[torch.autocast]] = WeakSet()  # CUDA autocasts created by recorded steps
 
 
 @contextmanager

@@ -55,17 +55,13 @@ def is_composite(name: str, child_names: Collection[str]) -> bool:
     return name in COMPOSITE_OPERATIONS or not PARTLY_COMPOSITE.get(name, frozenset()).isdisjoint(child_names)
 
 
-UNATTRIBUTED: Final = "unattributed"
-"""Name of device work without an enclosing call."""
-
-CUDA_GRAPH: Final = "cuda_graph"
-"""Name of a CUDA graph launch. The calls of its kernels are unknown."""
+UNATTRIBUTED: Final = "unattributed"  # Name of device work without an enclosing call
+CUDA_GRAPH: Final = "cuda_graph"  # Name of a CUDA graph launch. The calls of its kernels are unknown.
 
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
-LOADER_MARK: Final = "enumerate(DataLoader)#"
-"""Prefix of the profiler's marker around the `__next__` of a DataLoader."""
+LOADER_MARK: Final = "enumerate(DataLoader)#"  # Prefix of the profiler's marker around the `__next__` of a DataLoader
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
@@ -78,33 +74,22 @@ _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 @final
 @dataclass(slots=True, eq=False)
 class FoundOperation:
-    """Operation in a profile.
-
-    Attributes:
-        call: Call with its tensors and arguments; None for device work without a call.
-        start: Start on the host in microseconds.
-        duration: Time on the host in microseconds; None without a call.
-        in_backward: Whether an autograd node ran the operation.
-        builds_graph: Whether the operation created a backward node of this step.
-        zeroes: Whether the operation set gradients to zero.
-        work: Device work of the operation, with the launch of each part if recorded.
-        whole_forward: Whole call whose backward pass the operation belongs to; None for all other operations.
-        accumulates: Whether the operation accumulates into `.grad`.
-        module: Module that called the operation, or whose backward pass it belongs to; None if no module call was
-            marked.
-    """
+    """Operation in a profile."""
 
     name: str
-    call: Call | None
-    start: float
-    duration: float | None
-    in_backward: bool = False
-    builds_graph: bool = False
+    call: Call | None  # Call with its tensors and arguments; None for device work without a call
+    start: float  # Start on the host in microseconds
+    duration: float | None  # Time on the host in microseconds; None without a call
+    in_backward: bool = False  # Whether an autograd node ran the operation
+    builds_graph: bool = False  # Whether the operation created a backward node of this step
     grad_enabled: bool = False
-    zeroes: bool = False
+    zeroes: bool = False  # Whether the operation set gradients to zero
+    # Device work of the operation, with the launch of each part if recorded
     work: list[tuple[DeviceWork, Call | None]] = field(default_factory=list)
+    # Whole call whose backward pass the operation belongs to; None for all other operations
     whole_forward: Call | None = None
-    accumulates: bool = False
+    accumulates: bool = False  # Whether the operation accumulates into `.grad`
+    # Module that called the operation, or whose backward pass it belongs to; None if no module call was marked
     module: str | None = None
 
 

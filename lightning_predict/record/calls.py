@@ -201,8 +201,7 @@ def _dtype_of(kind: str) -> str:
 _COPIED_ELEMENT_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
 """Element size in the names of kernels that copy elements of any dtype."""
 
-_DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
-"""Default dtype for an element size."""
+_DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}  # Default dtype for an element size
 
 
 def _list_dtype(call: Call) -> str:

@@ -75,15 +75,11 @@ _SHOWN_INSIDE: Final = _RUN_AUTOGRAD | _VALUES_ONLY.keys() | {_HOLDS_ATTENTION}
 
 
 class Recorder(Protocol):
-    """Recorder to which the modes report.
-
-    Attributes:
-        pauses: Timer that is called when an operation begins, and when it has run and is recorded.
-        raised_in_step: Error that each further operation of the step raises; None lets the step run to its end.
-    """
+    """Recorder to which the modes report."""
 
     operations: list[Operation]
-    pauses: PauseTimer
+    pauses: PauseTimer  # Timer that is called when an operation begins, and when it has run and is recorded
+    # Error that each further operation of the step raises; None lets the step run to its end
     raised_in_step: CaptureError | None
 
     def record_operation(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
@@ -116,30 +112,21 @@ class Recorder(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The parts of an operator's schema that the recorder needs.
+    """The parts of an operator's schema that the recorder needs."""
 
-    Attributes:
-        name: Qualified name without the overload.
-        defaults: Default values; None for arguments without a default.
-        decomposes: Whether the operator is a composite, which torch decomposes for tensors with autograd.
-        asks: Whether the operator only queries a device or layout, and computes nothing.
-        marks: Whether the operator only marks a range for profilers.
-        is_convolution: Whether the memory format of the result must be corrected on the meta device (`meta_device.py`).
-        left_out: Defaults of omitted arguments as JSON values, by the number of positional arguments that are passed.
-    """
-
-    name: str
+    name: str  # Qualified name without the overload
     words: tuple[str, ...]
-    defaults: tuple[Any, ...]
-    decomposes: bool
-    asks: bool = False
-    marks: bool = False
+    defaults: tuple[Any, ...]  # Default values; None for arguments without a default
+    decomposes: bool  # Whether the operator is a composite, which torch decomposes for tensors with autograd
+    asks: bool = False  # Whether the operator only queries a device or layout, and computes nothing
+    marks: bool = False  # Whether the operator only marks a range for profilers
+    # Whether the memory format of the result must be corrected on the meta device (`meta_device.py`)
     is_convolution: bool = False
+    # Defaults of omitted arguments as JSON values, by the number of positional arguments that are passed
     left_out: tuple[Mapping[str, Any], ...] = ()
 
 
-_MARKERS: Final = "profiler::"
-"""Namespace of operators that only mark a range for profilers."""
+_MARKERS: Final = "profiler::"  # Namespace of operators that only mark a range for profilers
 
 DISPLACED: Final = (
     "Another profiler started while the step was recorded, which ended the recording. Leave it out of the first steps "
@@ -196,8 +183,7 @@ class _Way(Enum):
     RECORDED = auto()
     RUN = auto()
     DECOMPOSED = auto()
-    LEFT = auto()
-    """The tensor subclass runs it, and this mode sees the operations inside."""
+    LEFT = auto()  # The tensor subclass runs it, and this mode sees the operations inside
     PASSED_OVER = auto()
 
 

@@ -9,18 +9,14 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKind:
-    """One optimizer.
-
-    Attributes:
-        torch_class: Class in `torch.optim`, or `BlockwiseAdamW` for bitsandbytes' optimizers; None if no named step
-            uses it. `Muon` trains the matrices of layers, and AdamW trains the rest.
-        table_values: Values that it stores for each element and each row of an embedding table; None if no table uses
-            it.
-    """
+    """One optimizer."""
 
     words: str
+    # Class in `torch.optim`, or `BlockwiseAdamW` for bitsandbytes' optimizers; None if no named step uses it. `Muon`
+    # trains the matrices of layers, and AdamW trains the rest.
     torch_class: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Values that it stores for each element and each row of an embedding table; None if no table uses it
     table_values: tuple[int, int] | None = None
 
 

@@ -54,18 +54,14 @@ Autograd took 0.5 to 1.4 us per node in isolation, and 3.9 us in a large process
 
 
 class ThreadUse(NamedTuple):
-    """How this thread has spent its time so far.
+    """How this thread has spent its time so far."""
 
-    Attributes:
-        user_seconds: CPU time outside the kernel; with the kernel, where the system does not tell them apart. The
-            kernel takes 10 ms to unmap 100 MB of a freed tensor on the CPU. On a GPU, the allocator keeps freed memory.
-        idle_seconds: Time without a processor.
-        waits: Number of times that the thread gave up its processor to wait; it does not when another program takes
-            the processor. Equal to `idle_seconds` where the system does not count them.
-    """
-
+    # CPU time outside the kernel; with the kernel, where the system does not tell them apart. The kernel takes 10 ms to
+    # unmap 100 MB of a freed tensor on the CPU. On a GPU, the allocator keeps freed memory.
     user_seconds: float
-    idle_seconds: float
+    idle_seconds: float  # Time without a processor
+    # Number of times that the thread gave up its processor to wait; it does not when another program takes the
+    # processor. Equal to `idle_seconds` where the system does not count them.
     waits: float
 
 
@@ -92,10 +88,6 @@ class PauseTimer:
         is_framework: Called at the end of a pause; returns whether only PyTorch ran in the pause. A recorder slows
             PyTorch: an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
         clock: Returns how this thread has spent its time so far.
-
-    Attributes:
-        waited_seconds: Time in pauses in which the thread gave up its processor to wait, without the time in which it
-            could go on but had no processor (on Linux).
     """
 
     def __init__(
@@ -107,6 +99,8 @@ class PauseTimer:
         self._since: ThreadUse | None = None
         self._scheduler: int | None = None  # open file
         self._scheduled = b""
+        # Time in pauses in which the thread gave up its processor to wait, without the time in which it could go on but
+        # had no processor (on Linux)
         self.waited_seconds = 0.0
         self._collecting_since = 0.0
         self._collected = 0.0

@@ -38,14 +38,12 @@ from lightning_predict.record.signatures import RECORDED_TENSORS
 from lightning_predict.record.tensors import dtype_name
 from lightning_predict.record.trace import Operation, Trace, backward_ends, read_trace_json
 
-WINDOW_MARK: Final = "ProfilerStep#0"
-"""Marker that readers of profiles take for the extent of a step."""
+WINDOW_MARK: Final = "ProfilerStep#0"  # Marker that readers of profiles take for the extent of a step
 
 MAX_EVENTS: Final = 500_000
 """Maximum number of events of a recorded step. An event takes 3 to 4 KiB of memory while it is read."""
 
-_torchs: Final[Any] = torch.autograd.profiler
-"""Module in which torch stores whether a profiler is running."""
+_torchs: Final[Any] = torch.autograd.profiler  # Module in which torch stores whether a profiler is running
 
 _STARTING: Final = threading.Lock()
 
@@ -95,8 +93,7 @@ def _quiet_kineto(*, cuda: bool, name: str = "KINETO_LOG_LEVEL") -> Iterator[Non
             level.value = 4
 
 
-CUPTI_VARIABLE: Final = "TEARDOWN_CUPTI"
-"""Environment variable that makes the profiler detach CUPTI."""
+CUPTI_VARIABLE: Final = "TEARDOWN_CUPTI"  # Environment variable that makes the profiler detach CUPTI
 
 FIRST_CUDA_TO_DETACH: Final = 13
 """First major version of CUDA on which CUPTI is detached, and on which reattaching was tested."""
@@ -152,8 +149,7 @@ def _others_under_way() -> bool:
 _RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
 """Running recorders of this class, in any thread. torch has one profiler per process."""
 
-_OWN: Final[WeakSet[Any]] = WeakSet()
-"""torch profilers that this class created. A displaced profiler never ends."""
+_OWN: Final[WeakSet[Any]] = WeakSet()  # torch profilers that this class created. A displaced profiler never ends.
 
 _NEVER_ENDED: Final[list[record_function]] = []
 """Markers of recordings that another profiler displaced. Ending or freeing a marker would write to freed memory."""
@@ -170,12 +166,6 @@ class ProfilerRecorder:
         cuda: Whether to record GPU work, too.
         model: Model that defines module names; None uses the outermost modules that are called.
         has_hooks: Whether to mark modules and track optimizers, which would recompile compiled code.
-
-    Attributes:
-        peak_bytes: Peak memory allocated on a GPU; None if no GPU allocation was recorded.
-        modules: Tracks module calls; None without hooks.
-        optimizers: Tracks optimizer steps; None without hooks.
-        pauses: Times waits in the whole step, those for torch's other threads included.
     """
 
     # Facts that only the dispatch recorder has.
@@ -183,11 +173,11 @@ class ProfilerRecorder:
     forward_gradient_bytes: int | None = None
 
     def __init__(self, *, cuda: bool, model: torch.nn.Module | None = None, has_hooks: bool = False) -> None:
-        self.peak_bytes: int | None = None
+        self.peak_bytes: int | None = None  # Peak memory allocated on a GPU; None if no GPU allocation was recorded
         self.leaves: dict[int, torch.Tensor] = {}
-        self.modules = ModuleWatch(model, marks=True) if has_hooks else None
-        self.optimizers = OptimizerWatch() if has_hooks else None
-        self.pauses = PauseTimer()
+        self.modules = ModuleWatch(model, marks=True) if has_hooks else None  # Tracks module calls; None without hooks
+        self.optimizers = OptimizerWatch() if has_hooks else None  # Tracks optimizer steps; None without hooks
+        self.pauses = PauseTimer()  # Times waits in the whole step, those for torch's other threads included
         self._cuda = cuda
         self._profile: profile | None = None
         self._window: record_function | None = None
@@ -409,8 +399,7 @@ def _export(stopped: profile) -> dict[str, Any]:
     return document
 
 
-_CUDA: Final = 1
-"""Device type of CUDA in memory events."""
+_CUDA: Final = 1  # Device type of CUDA in memory events
 
 
 def _peak_of(document: dict[str, Any]) -> int | None:

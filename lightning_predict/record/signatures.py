@@ -33,8 +33,7 @@ RECORDED_TENSORS: Final = "recorded tensors"
 
 For each position, the value lists the tensors as rows of shape, dtype, storage id and device type."""
 
-FUSED: Final = "triton::fused"
-"""Name of a compiler's fused kernel."""
+FUSED: Final = "triton::fused"  # Name of a compiler's fused kernel
 
 MODULE_MARK: Final = "nn.Module#"
 """Prefix of the markers that the profiler recorder sets around a module's call. The module's name follows."""
@@ -118,8 +117,7 @@ ATTENTION: Final = "aten::scaled_dot_product_attention"
 ATTENTION_KERNEL: Final = "attention_kernel"
 """Argument of an attention call that names its kernel, if it is not torch's default."""
 
-WRITTEN_OUT: Final = "written_out"
-"""Name for attention as two matmuls and a softmax, as before torch 2.0."""
+WRITTEN_OUT: Final = "written_out"  # Name for attention as two matmuls and a softmax, as before torch 2.0
 
 RMS_NORM: Final = "aten::rms_norm"
 FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"

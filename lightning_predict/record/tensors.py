@@ -23,15 +23,9 @@ from torch.nn.parameter import is_lazy
 
 from lightning_predict.record.trace import TensorInfo
 
-Args = tuple[Any, ...]
-"""Positional arguments of a call of torch."""
-
-Kwargs = dict[str, Any]
-"""Keyword arguments of a call of torch."""
-
-
-TorchFunction = Callable[..., Any]
-"""Function or operator of torch."""
+Args = tuple[Any, ...]  # Positional arguments of a call of torch
+Kwargs = dict[str, Any]  # Keyword arguments of a call of torch
+TorchFunction = Callable[..., Any]  # Function or operator of torch
 
 
 @cache

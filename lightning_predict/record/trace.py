@@ -33,8 +33,7 @@ from lightning_predict.base.files import write_atomically
 Phase = Literal["forward", "backward", "optimizer", "other"]
 """Phase of the step. `other` contains operations outside the three phases (zero_grad, metrics, copies of the batch)."""
 
-WaitCause = Literal["device", "loader"]
-"""Cause of a host wait: the GPU, or the next batch."""
+WaitCause = Literal["device", "loader"]  # Cause of a host wait: the GPU, or the next batch
 
 WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
 
@@ -73,23 +72,14 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Shape and identity of a tensor that an operation read or wrote.
+    """Shape and identity of a tensor that an operation read or wrote."""
 
-    Attributes:
-        shape: Sizes of the tensor.
-        dtype: dtype in torch's spelling without `torch.`; a key of `DTYPE_BYTES`.
-        id: Id of the tensor's storage within the Trace, which views share; None if not recorded.
-        device: Device type: `cpu`, `cuda` or `meta`; None if not recorded.
-        stored_elements: Number of elements that a sparse tensor stores; None if dense or not recorded.
-        stored_bytes: Size of the stored elements and their indices; None if dense or not recorded.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    id: int | None = None
-    device: str | None = None
-    stored_elements: int | None = None
-    stored_bytes: int | None = None
+    shape: tuple[int, ...]  # Sizes of the tensor
+    dtype: str  # dtype in torch's spelling without `torch.`; a key of `DTYPE_BYTES`
+    id: int | None = None  # Id of the tensor's storage within the Trace, which views share; None if not recorded
+    device: str | None = None  # Device type: `cpu`, `cuda` or `meta`; None if not recorded.
+    stored_elements: int | None = None  # Number of elements that a sparse tensor stores; None if dense or not recorded
+    stored_bytes: int | None = None  # Size of the stored elements and their indices; None if dense or not recorded
 
     @property
     def elements(self) -> int:
@@ -107,67 +97,44 @@ class TensorInfo:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A kernel, copy or fill that ran on the device.
+    """A kernel, copy or fill that ran on the device."""
 
-    Attributes:
-        name: Name that the driver reports.
-        seconds: Duration in seconds.
-        grid: Thread blocks in x, y, z; (0, 0, 0) for copies and fills.
-        block: Threads per block in x, y, z; (0, 0, 0) for copies and fills.
-        registers_per_thread: Registers per thread; 0 if not reported.
-        shared_memory_bytes: Static and dynamic shared memory per block.
-        stream: CUDA stream number.
-        start_seconds: Start, relative to the start of the profiled step.
-        launch_start_seconds: Start of the runtime call that launched the kernel; None if not recorded.
-        launch_seconds: Duration of the launching runtime call; None if not recorded.
-        device: Index of the GPU in the driver. Stream numbers are unique only within a GPU.
-    """
-
-    name: str
-    seconds: float
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    registers_per_thread: int
-    shared_memory_bytes: int
-    stream: int
-    start_seconds: float
+    name: str  # Name that the driver reports
+    seconds: float  # Duration in seconds
+    grid: tuple[int, int, int]  # Thread blocks in x, y, z; (0, 0, 0) for copies and fills
+    block: tuple[int, int, int]  # Threads per block in x, y, z; (0, 0, 0) for copies and fills
+    registers_per_thread: int  # Registers per thread; 0 if not reported
+    shared_memory_bytes: int  # Static and dynamic shared memory per block
+    stream: int  # CUDA stream number
+    start_seconds: float  # Start, relative to the start of the profiled step
+    # Start of the runtime call that launched the kernel; None if not recorded
     launch_start_seconds: float | None = None
-    launch_seconds: float | None = None
-    device: int = 0
+    launch_seconds: float | None = None  # Duration of the launching runtime call; None if not recorded
+    device: int = 0  # Index of the GPU in the driver. Stream numbers are unique only within a GPU.
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A dispatcher-level call.
+    """A dispatcher-level call."""
 
-    Attributes:
-        name: Name, `aten::...` without the overload, or the qualified name of another operator.
-        phase: Phase of the step.
-        inputs: Tensors that the operation reads, in schema order, with lists flattened.
-        outputs: Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them.
-        arguments: Non-tensor arguments by their schema names, as JSON values.
-        module: Qualified name of the module that called the operation; None if unknown.
-        kernels: Device work; empty without a CUDA profile.
-        host_start_seconds: Start on the host, relative to the start of the profiled step; None without a profile.
-        host_seconds: Time on the host, including inner calls; None without a profile.
-        freed: Storages that are freed after this operation although an earlier operation used them last, because a
-            variable of the step held them. All other storages are freed after their last use, or are in the Trace's
-            `held`.
-        python_seconds: Time before the operation in which no operation ran, if timed without a profile: Python code of
-            the step, outside backward passes and optimizers. Times below 5 ms count as 0.
-    """
-
-    name: str
-    phase: Phase
-    inputs: tuple[TensorInfo, ...] = ()
+    name: str  # Name, `aten::...` without the overload, or the qualified name of another operator
+    phase: Phase  # Phase of the step
+    inputs: tuple[TensorInfo, ...] = ()  # Tensors that the operation reads, in schema order, with lists flattened
+    # Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them
     outputs: tuple[TensorInfo, ...] = ()
+    # Non-tensor arguments by their schema names, as JSON values
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    module: str | None = None
-    kernels: tuple[Kernel, ...] = ()
+    module: str | None = None  # Qualified name of the module that called the operation; None if unknown
+    kernels: tuple[Kernel, ...] = ()  # Device work; empty without a CUDA profile
+    # Start on the host, relative to the start of the profiled step; None without a profile
     host_start_seconds: float | None = None
-    host_seconds: float | None = None
+    host_seconds: float | None = None  # Time on the host, including inner calls; None without a profile
+    # Storages that are freed after this operation although an earlier operation used them last, because a variable of
+    # the step held them. All other storages are freed after their last use, or are in the Trace's `held`.
     freed: tuple[int, ...] = ()
+    # Time before the operation in which no operation ran, if timed without a profile: Python code of the step, outside
+    # backward passes and optimizers. Times below 5 ms count as 0.
     python_seconds: float = 0.0
 
 
@@ -180,17 +147,11 @@ def backward_ends(operations: Sequence[Operation]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """Time span in which the host waited.
+    """Time span in which the host waited."""
 
-    Attributes:
-        start_seconds: Start, relative to the start of the profiled step.
-        seconds: Duration in seconds.
-        cause: `device` for a call that synchronises with the GPU; `loader` if the next batch was not ready.
-    """
-
-    start_seconds: float
-    seconds: float
-    cause: WaitCause
+    start_seconds: float  # Start, relative to the start of the profiled step
+    seconds: float  # Duration in seconds
+    cause: WaitCause  # `device` for a call that synchronises with the GPU; `loader` if the next batch was not ready
 
 
 @final
@@ -207,51 +168,35 @@ class Parameter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory that persists through the step, and the measured peak.
+    """Memory that persists through the step, and the measured peak."""
 
-    Attributes:
-        parameter_bytes: Size of parameters and buffers; None if no module was known.
-        gradient_bytes: Size of gradients after the backward pass; None if unknown.
-        optimizer_state_bytes: Size of the optimizer state kept between steps; None if unknown.
-        forward_gradient_bytes: Size of the previous step's gradients that exist during the forward pass; None if not
-            recorded. Lightning frees these gradients after the forward pass, and most other loops before the forward
-            pass.
-        peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
-        reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
-            process needed more than the step.
-        resident_bytes: Size of other models on the GPU, which the step does not use; None without other models.
-    """
-
-    parameter_bytes: int | None = None
-    gradient_bytes: int | None = None
-    optimizer_state_bytes: int | None = None
+    parameter_bytes: int | None = None  # Size of parameters and buffers; None if no module was known
+    gradient_bytes: int | None = None  # Size of gradients after the backward pass; None if unknown
+    optimizer_state_bytes: int | None = None  # Size of the optimizer state kept between steps; None if unknown
+    # Size of the previous step's gradients that exist during the forward pass; None if not recorded. Lightning frees
+    # these gradients after the forward pass, and most other loops before the forward pass.
     forward_gradient_bytes: int | None = None
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # `torch.cuda.max_memory_allocated` over the step; None without CUDA
+    # `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the process needed more than
+    # the step
     reserved_bytes: int | None = None
+    # Size of other models on the GPU, which the step does not use; None without other models
     resident_bytes: int | None = None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Global flags that affect which kernels run.
+    """Global flags that affect which kernels run."""
 
-    Attributes:
-        matmul_tf32: Whether float32 matmuls may use TF32.
-        cudnn_tf32: Whether float32 convolutions and recurrent layers may use TF32.
-        autocast_dtype: dtype of the active autocast; None if autocast is off.
-        cudnn_benchmark: Whether cuDNN benchmarks algorithms and keeps the fastest.
-        cudnn_deterministic: Whether cuDNN uses only deterministic algorithms.
-        foreach: Whether the optimizers update all tensors together by the step's choice; None for torch's default.
-        set_to_none: Whether `zero_grad` frees gradients by the step's choice; None for torch's default.
-    """
-
-    matmul_tf32: bool = False
-    cudnn_tf32: bool = True
-    autocast_dtype: str | None = None
-    cudnn_benchmark: bool = False
-    cudnn_deterministic: bool = False
+    matmul_tf32: bool = False  # Whether float32 matmuls may use TF32
+    cudnn_tf32: bool = True  # Whether float32 convolutions and recurrent layers may use TF32
+    autocast_dtype: str | None = None  # dtype of the active autocast; None if autocast is off
+    cudnn_benchmark: bool = False  # Whether cuDNN benchmarks algorithms and keeps the fastest
+    cudnn_deterministic: bool = False  # Whether cuDNN uses only deterministic algorithms
+    # Whether the optimizers update all tensors together by the step's choice; None for torch's default
     foreach: bool | None = None
+    # Whether `zero_grad` frees gradients by the step's choice; None for torch's default
     set_to_none: bool | None = None
 
 
@@ -463,15 +408,10 @@ class Trace:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherStep:
-    """Another kind of step, in a training that alternates between several kinds.
+    """Another kind of step, in a training that alternates between several kinds."""
 
-    Attributes:
-        share: Share of all steps, above 0 and below 1.
-        trace: Trace of this kind of step, without other steps.
-    """
-
-    share: float
-    trace: Trace
+    share: float  # Share of all steps, above 0 and below 1
+    trace: Trace  # Trace of this kind of step, without other steps
 
 
 FORMAT: Final = "lightning-predict trace"
@@ -553,8 +493,7 @@ def _to_json(value: Any, tensors: dict[TensorInfo, int]) -> Any:
 
 # --- Reading
 
-Read = Callable[[Checked], object]
-"""Function that returns a checked value as its field has it."""
+Read = Callable[[Checked], object]  # Function that returns a checked value as its field has it
 
 
 def _trace_from_json(document: Checked) -> Trace:
@@ -589,8 +528,7 @@ def _fields_of(
     }
 
 
-_READERS: Final[dict[type, dict[str, tuple[Read, bool]]]] = {}
-"""Reader and necessity of each field, by class."""
+_READERS: Final[dict[type, dict[str, tuple[Read, bool]]]] = {}  # Reader and necessity of each field, by class
 
 
 def _readers_of(record: type) -> dict[str, tuple[Read, bool]]:

@@ -50,30 +50,23 @@ another one, which says nothing about the next run."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
-    """One finished run: a line of the history file.
+    """One finished run: a line of the history file."""
 
-    Attributes:
-        fingerprint: Fingerprint of the step's operations, from `fingerprint_of`.
-        samples: Number of samples of a step; None if unknown.
-        step_seconds: Measured step time, without waits for the loader.
-        model: Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None if unknown.
-        architecture: Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if
-            unknown.
-        settings: Settings of the step, from `own_gains.settings_of`; empty if unknown.
-        foretold: Predicted speed-up of each suggested change, by name, as (low, middle, high).
-    """
-
-    fingerprint: str
+    fingerprint: str  # Fingerprint of the step's operations, from `fingerprint_of`
     gpu: str
-    samples: int | None
-    step_seconds: float
+    samples: int | None  # Number of samples of a step; None if unknown
+    step_seconds: float  # Measured step time, without waits for the loader
     predicted_seconds: float
     actual_seconds: float
     date: str
+    # Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None if unknown
     model: str | None = None
     num_gpus: int = 1
+    # Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if unknown
     architecture: str | None = None
+    # Settings of the step, from `own_gains.settings_of`; empty if unknown
     settings: Mapping[str, str] = field(default_factory=dict)
+    # Predicted speed-up of each suggested change, by name, as (low, middle, high)
     foretold: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property

@@ -271,19 +271,13 @@ _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RecordedHost:
-    """Host times of the operations of a trace, in the trace's order.
+    """Host times of the operations of a trace, in the trace's order."""
 
-    Attributes:
-        overheads: Recorded T1 to T5 of each operation, without waits and the profiler's slowdown; None if launches were
-            not timed.
-        python_seconds: Host work before each operation, outside operations; 0 if the work takes less than
-            `PYTHON_SECONDS`.
-        waits: Whether the host waits for the compute stream after each operation.
-    """
-
+    # Recorded T1 to T5 of each operation, without waits and the profiler's slowdown; None if launches were not timed
     overheads: tuple[Overheads | None, ...]
+    # Host work before each operation, outside operations; 0 if the work takes less than `PYTHON_SECONDS`
     python_seconds: tuple[float, ...]
-    waits: tuple[bool, ...]
+    waits: tuple[bool, ...]  # Whether the host waits for the compute stream after each operation
 
 
 def recorded_host(trace: Trace) -> RecordedHost:

@@ -34,24 +34,19 @@ of the user's code."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Bottleneck of a step. Values are shares of the step, so they stay valid if the predicted step time is corrected.
+    """Bottleneck of a step. Values are shares of the step, so they stay valid if the step time is corrected."""
 
-    Attributes:
-        bound_by: Bottleneck: the host, which launches kernels, or the device, which runs kernels. For several GPUs, the
-            bottleneck can also be the links between them or the pipeline bubble.
-        idle_share: Share of the step in which the device waits for the host.
-        gain: Share of the step that a GPU saves whose kernels take half as long, with the same host. The share is 0 for
-            a fully host-bound step and 0.5 for a fully device-bound step.
-        critical_path: Share of the step by module (by phase outside modules), largest first; the shares add up to 1. In
-            a module's share, the device works for the module or waits for the module's launches.
-        is_doubtful: Whether the bottleneck is uncertain, because the host time was assumed and its interval contains
-            the device time.
-    """
-
+    # Bottleneck: the host, which launches kernels, or the device, which runs kernels. For several GPUs, the bottleneck
+    # can also be the links between them or the pipeline bubble.
     bound_by: Bound
-    idle_share: float
+    idle_share: float  # Share of the step in which the device waits for the host
+    # Share of the step that a GPU saves whose kernels take half as long, with the same host. The share is 0 for a fully
+    # host-bound step and 0.5 for a fully device-bound step.
     gain: float
+    # Share of the step by module (by phase outside modules), largest first; the shares add up to 1. In a module's
+    # share, the device works for the module or waits for the module's launches.
     critical_path: Mapping[str, float]
+    # Whether the bottleneck is uncertain, because the host time was assumed and its interval contains the device time
     is_doubtful: bool = False
 
     @property

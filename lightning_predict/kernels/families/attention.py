@@ -66,8 +66,7 @@ FUSED_ATTENTION: Final = ("attention", "attention_backward")
 ATTENTION_DROPOUT: Final = "attention_dropout"
 """Name of the work that a fused kernel does to draw and apply the mask of dropout."""
 
-BACKWARD_MATMULS: Final = 2.5
-"""Number of matmuls in the backward pass over the forward pass: five against two."""
+BACKWARD_MATMULS: Final = 2.5  # Number of matmuls in the backward pass over the forward pass: five against two
 
 BACKWARD_RATE: Final = 0.85
 """FLOPs per second of the backward pass relative to the forward pass. It also reads the gradient's product with the
@@ -144,8 +143,7 @@ other, and two groups of warps take turns."""
 WAITED_SHARE_OF_BLACKWELL: Final = 0.1
 """The same if other warps compute the softmax than those that multiply, as on data-centre Blackwell."""
 
-SINGLE_RATE: Final = 0.1
-"""Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32."""
+SINGLE_RATE: Final = 0.1  # Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32
 
 
 def attention_seconds(batch: ShapeBatch, gpus: Sequence[Gpu], *, newest: bool = True) -> Array:
@@ -214,8 +212,7 @@ FUSED: Final = Formula(
 MASK_INSTRUCTIONS: Final = 6.5
 """Instructions for integers that draw and apply one element of a dropout mask, in the forward or the backward pass."""
 
-INTEGERS_PER_CLOCK: Final = 64.0
-"""Instructions for integers that a multiprocessor starts in a clock cycle, since Volta."""
+INTEGERS_PER_CLOCK: Final = 64.0  # Instructions for integers that a multiprocessor starts in a clock cycle, since Volta
 
 
 def _mask_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:

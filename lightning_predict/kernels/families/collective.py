@@ -74,20 +74,15 @@ register(
 
 @dataclass(frozen=True)
 class CollectiveCurves:
-    """Measured curves of log(seconds) over message size, at sizes that are powers of two.
+    """Measured curves of log(seconds) over message size, at sizes that are powers of two."""
 
-    Attributes:
-        log_sizes: Natural logarithm of the sizes in bytes, ascending, shape (points,).
-        curves: log(seconds) by GPU, collective and number of GPUs, shape (points,).
-        half_width: Half width of the 90 % interval in log(seconds), for message sizes outside the fit.
-        derived: (GPU, collective) of each curve that was derived from the same GPU's all_reduce, without a measurement.
-        staged: GPUs that were measured in a machine without peer access, where every byte passes through host memory.
-    """
-
-    log_sizes: Array
+    log_sizes: Array  # Natural logarithm of the sizes in bytes, ascending, shape (points,)
+    # log(seconds) by GPU, collective and number of GPUs, shape (points,)
     curves: Mapping[str, Mapping[str, Mapping[int, Array]]]
-    half_width: float
+    half_width: float  # Half width of the 90 % interval in log(seconds), for message sizes outside the fit
+    # (GPU, collective) of each curve that was derived from the same GPU's all_reduce, without a measurement
     derived: frozenset[tuple[str, str]] = frozenset()
+    # GPUs that were measured in a machine without peer access, where every byte passes through host memory
     staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str, _dtype: str) -> bool:

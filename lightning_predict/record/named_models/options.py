@@ -99,8 +99,7 @@ class StepOptions:
         return self.length
 
 
-_LENGTH: Final = 2048
-"""Length that an error message proposes for models with at least as many positions."""
+_LENGTH: Final = 2048  # Length that an error message proposes for models with at least as many positions
 
 _NEEDED: Final = {"no-autocast": "lora=", "16-bit-adapters": "lora=", "float32-rest": "quantization="}
 """Options without which a recipe has no effect."""
