@@ -58,13 +58,11 @@ _Number = TypeVar("_Number", float, _Array)
 
 # Five classes of spreads, from a repeated measurement to a guess.
 
-MEASURED_SPREAD: Final = 1.05
-"""Spread of a time measured on the same GPU, because repeated runs differ; no interval is narrower."""
+MEASURED_SPREAD: Final = 1.05  # Spread of a time measured on the same GPU, as runs differ; no interval is narrower
 SURROGATE_SPREAD: Final = 1.3
 """Spread of a time derived from a related measurement: another operation or dtype, a latency, a look-up in a cache."""
 FORMULA_SPREAD: Final = 1.5  # Spread of a time by a formula or a roofline, or of kernels that a library may not use
-ASSUMED_SPREAD: Final = 2.0
-"""Spread of a time that rests on an assumption about hardware or kernels without measurements."""
+ASSUMED_SPREAD: Final = 2.0  # Spread of a time that rests on an assumption about hardware or kernels, unmeasured
 UNKNOWN_SPREAD: Final = 10.0  # Spread of work of which only the bytes are known
 UNMEASURED_RATE_UNCERTAINTY: Final = 0.12  # Half width in log(rate) without a measured rate
 CONVOLUTION_SPREAD: Final = (1.45, 2.6)  # Lower and upper interval factors that cover most convolutions by the formula
@@ -240,8 +238,7 @@ class StepSpread:
 
     operations_factor: float  # Factor on the half width that results from the intervals of the operations
     new_source: float  # Half width that all operations of a step share, because every user's machine is a new source
-    # Further half width if a compiler or a library fuses the step: its release decides which kernels it makes
-    fused: float = 0.0
+    fused: float = 0.0  # Further half width if a compiler or library fuses the step: its release chooses the kernels
 
     @overload
     def widened(self, low: float, high: float, *, is_fused: bool = False) -> tuple[float, float]: ...
@@ -303,8 +300,7 @@ def device_ends(
 
 # --- 5. The host
 
-FASTEST_HOST: Final = 0.5
-"""Lower end of the 90 % interval of the time of an unmeasured host, relative to the table of overheads."""
+FASTEST_HOST: Final = 0.5  # Lower end of the 90 % interval of an unmeasured host's time, relative to the table
 SLOWEST_HOST: Final = 1.5  # Upper end of that interval
 
 

@@ -46,10 +46,8 @@ class EvaluatedChange:
     # Throughput with the change relative to throughput without, with its 90 % interval; None without evidence
     gain: Interval[float] | None = None
     simulated_gain: float | None = None  # Simulated gain, with or without evidence; None if the change does not apply
-    # Step time with the change, including the wait for the loader; None if the change does not apply
-    seconds: float | None = None
-    # Seconds that the run saves; None without a gain, or if the length of the run is unknown
-    seconds_saved: float | None = None
+    seconds: float | None = None  # Step time with the change, with the wait for the loader; None if it does not apply
+    seconds_saved: float | None = None  # Seconds that the run saves; None without a gain, or if its length is unknown
     # Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown
     usd_saved: float | None = None
     memory: float | None = None  # Peak memory with the change in bytes; None if unknown

@@ -55,8 +55,7 @@ class Change:
     words: str  # Code that the user writes to apply the change
     note: str  # Text that describes the side effects
     apply: Apply  # Function that returns the changed step and assumptions
-    # Function that returns why the change does not apply to a step on a GPU (None for any GPU), or None
-    why_not: WhyNot
+    why_not: WhyNot  # Function that returns why the change does not apply to a step on a GPU (None: any GPU), or None
     # Function that returns why the change does not apply to a layout with a strategy, or None
     why_not_shared: WhyNotShared = lambda _layout, _strategy: None
     side_effects: frozenset[SideEffect] = frozenset()

@@ -32,8 +32,7 @@ from lightning_predict.record.sources import Variant
 from lightning_predict.record.trace import DTYPE_BYTES, TensorInfo, Trace
 from lightning_predict.reports.memory import WayToFit
 
-EIGHT_BITS: Final = DTYPE_BYTES["int8"] / DTYPE_BYTES["float32"]
-"""Size of 8-bit optimizer state, relative to 32-bit state."""
+EIGHT_BITS: Final = DTYPE_BYTES["int8"] / DTYPE_BYTES["float32"]  # Size of 8-bit optimizer state, relative to 32 bits
 
 CHANGES: Final = ("bf16-mixed", "checkpointing", "8-bit optimizer")
 """Changes that are combined. `8-bit optimizer` changes the memory alone: its update takes about as long."""

@@ -50,8 +50,7 @@ class MeasuredPairs:
     shift: float = 0.0  # Constant that is added to the logarithm of every gain
     max_validated_gain: float = math.inf  # Largest simulated gain of the pairs; the exponent is 1 above it
     limits: str = ""  # Text that describes limitations of the pairs; empty without limitations
-    # Whether the gain was measured for the recorded step itself, so that no other pairs are needed
-    is_own: bool = False
+    is_own: bool = False  # Whether the gain was measured for the recorded step itself, so no other pairs are needed
 
     @property
     def is_enough(self) -> bool:

@@ -33,9 +33,7 @@ from lightning_predict.record.trace import Trace
 from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.weights.source import AnyWeights
 
-PRECISION: Final = 64
-"""The search stops at a relative precision of 1 / 64. The memory of a sample is not known more precisely."""
-
+PRECISION: Final = 64  # Relative precision of the search: 1 / 64. The memory of a sample is not known any better.
 LARGEST: Final = 2**40  # Number of samples above which the search fails, because memory does not grow with the batch
 
 
@@ -45,15 +43,12 @@ class LargestBatch:
     """Largest batch per GPU of a layout, with its speed and cost."""
 
     gpu: str
-    # Largest number of samples that fits with a probability of 90 %; None if not even 1 sample fits
-    batch_size: int | None
+    batch_size: int | None  # Largest number of samples that fits with a probability of 90 %; None if not even 1 fits
     fit_probability: float | None  # Probability that `batch_size` fits; None without a batch size
-    # Memory that torch's allocator reserves on the GPU that needs the most; None without a batch size
-    memory_bytes: float | None
+    memory_bytes: float | None  # Memory that torch reserves on the GPU that needs the most; None without a batch size
     # Largest number of samples that fits with a probability of 50 %; None if not even 1 sample fits
     batch_size_at_50_percent: int | None
-    # Seconds of a step with this batch size; None without a batch size, or if not predicted
-    step_seconds: float | None = None
+    step_seconds: float | None = None  # Seconds of a step with this batch size; None without one, or if not predicted
     samples_per_second: float | None = None  # Throughput; None if `step_seconds` is None
     usd_per_hour: float | None = None  # Price of the GPU or layout; None if unknown
     offer: str | None = None  # Source and date of the price; None if unknown

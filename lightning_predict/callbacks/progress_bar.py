@@ -20,8 +20,7 @@ from lightning_predict.reports.format import duration, duration_interval, usd
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-RENEWED_SECONDS: Final = 1.0
-"""Minimum seconds between two updates of the text, because a bar may request the text after each batch."""
+RENEWED_SECONDS: Final = 1.0  # Minimum seconds between two updates of the text: a bar may request it after each batch
 
 NARROW_COLUMNS: Final = 100
 """Minimum terminal width for showing the cost. At a width of 80 columns, Rich's bar leaves 19 for all items."""

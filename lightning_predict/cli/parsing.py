@@ -233,8 +233,7 @@ def _separated(words: Sequence[str]) -> list[str]:
     return [*words[:place], "--", *words[place:]] if place < len(words) else [*words]
 
 
-_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-"""Pattern of a number with commas between groups of three digits."""
+_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")  # Number with commas between groups of three digits
 
 _SUFFIXES: Final[Mapping[str, float]] = {"k": 1e3, "K": 1e3, "M": 1e6}
 

@@ -48,10 +48,7 @@ PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
 """Environment variable with the path of fetched prices. If the file does not exist, the package's prices are used."""
 
 USER: Final = "user"  # Provider name of the user's own prices and machines
-
-OWN_PRICE_MACHINE: Final = "own price"
-"""Machine name of a user's price that names no machine. The date of this price is today."""
-
+OWN_PRICE_MACHINE: Final = "own price"  # Machine name of a user's price that names no machine; its date is today
 CURRENT_YEARS: Final = 2  # An offer is current if it is at most this number of years older than the newest offer
 FRESH_DAYS: Final = 60  # Maximum age of a fresh on-demand price, in days; a rounded figure
 FRESH_SPOT_DAYS: Final = 14  # Maximum age of a fresh spot price, in days; a rounded figure
@@ -105,13 +102,11 @@ class Offer:
     source: str
     spot_usd_per_hour: float | None = None  # Spot price of all `num_gpus` GPUs; None if not offered or unknown
     spot: bool = False  # Whether `usd_per_hour` is a spot price
-    # Region of the price; None if the price applies everywhere, or the source names no region
-    region: str | None = None
+    region: str | None = None  # Region of the price; None if it applies everywhere, or the source names no region
     # Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the machine is rented
     # as a whole
     max_gpus: int | None = None
-    # Whether the machine was available when the price was read; None if the list does not say
-    in_stock: bool | None = None
+    in_stock: bool | None = None  # Whether the machine was available when the price was read; None if not listed
 
     def with_gpus(self, num_gpus: int) -> Offer | None:
         """Return the offer with at least `num_gpus` GPUs in one machine; None if the provider rents no such machine."""

@@ -416,13 +416,11 @@ class AbstractPredictions(Mapping[str, Prediction]):
 
     used_gpu: str | None  # Name of the GPU that recorded the trace, if it is in the catalogue
     notes: tuple[str, ...]
-    # The machine in use, if the mapping has no prediction for that machine; None if no step was timed
-    machine: MachineInUse | None
+    machine: MachineInUse | None  # Machine in use, if the mapping has no prediction for it; None if no step was timed
     heading: str | None  # Title of the table: number and size of the steps, and where a step was recorded
     is_running: bool  # Whether the predictions are for a run in progress on this machine
     made_on: str | None  # Day of the prediction (ISO 8601), used for the age of prices; None omits the age
-    # Requested group of GPUs (`all`). Tables then show only the best GPUs. None if the user named GPUs.
-    group: str | None
+    group: str | None  # Requested group of GPUs (`all`): tables show only the best. None if the user named GPUs.
     left_out: int  # Number of GPUs of the group that are not in the mapping
 
     def shown(self) -> AbstractPredictions:

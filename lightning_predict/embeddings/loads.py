@@ -47,8 +47,7 @@ class TablePart:
     rows: int
     dim: int
     bags: float
-    # Mean number of local rows that are summed per vector; below 1 if most rows of a bag are on other GPUs
-    lookups: float
+    lookups: float  # Mean number of local rows that are summed per vector; below 1 if most of a bag is on other GPUs
     num_gpus: int  # Number of consecutive GPUs that each hold a part of this size
     alpha: float = 0.0  # Exponent of Zipf's law for the lookups
 

@@ -45,8 +45,7 @@ from lightning_predict.kernels.operations import COLLECTIVES, Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
 
-MAX_PASSES: Final = 4
-"""Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
+MAX_PASSES: Final = 4  # Maximum number of passes over all tables to improve the mixture; the third rarely changes it
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 """Logarithms of message sizes from 1 byte to 1 PiB, sixteen per doubling, for interpolation."""
@@ -200,8 +199,7 @@ TABLE_SHARE: Final = 0.85  # Default share of a GPU's memory for tables
 class TablePlacement:
     """Sharding plans for a set of tables."""
 
-    # Plans that fit, fastest first. A mixture is included only if it is the fastest plan.
-    plans: tuple[ShardingPlan, ...]
+    plans: tuple[ShardingPlan, ...]  # Plans that fit, fastest first. A mixture is included only if it is the fastest.
     refused: Mapping[str, str]  # Reason why a kind of sharding is impossible, by kind
     table_bytes: float
 

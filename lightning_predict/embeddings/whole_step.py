@@ -201,8 +201,7 @@ class ShardedEmbeddings:
         return always + max(plan.memory_bytes), always + min(plan.memory_bytes)
 
 
-_BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
-"""Names of data that need an additional send buffer."""
+_BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})  # Names of data that need another send buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +305,7 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
 class _Order:
     """Work of one GPU in launch order. Positions count operations from the start of the step."""
 
-    # All operations: lookups first, and the update of the tables after the backward pass
-    work: tuple[HostOperation, ...]
+    work: tuple[HostOperation, ...]  # All operations: lookups first, the update of the tables after the backward pass
     free: int  # Position after the forward operations that need no looked-up vector
     gradients: int | None  # Position at which the gradients of the vectors are ready; None without a backward pass
     update: int | None  # Position of the update of the tables; None without a backward pass

@@ -23,8 +23,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.lookup import gpu as find_gpu
 from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
 
-OwnRates = Mapping[str, float | Mapping[str, float]]
-"""Mapping of dtype to FLOP/s, or mapping of GPU name to such a mapping."""
+OwnRates = Mapping[str, float | Mapping[str, float]]  # FLOP/s by dtype, or such a mapping by GPU name
 
 ABOVE_PEAK: Final = 1.1
 """Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the

@@ -113,8 +113,7 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
 
 # --- torch version: attention
 
-CUDNN_BY_DEFAULT: Final = (2, 11)
-"""First torch version whose wheels use cuDNN's attention on Hopper and Blackwell by default."""
+CUDNN_BY_DEFAULT: Final = (2, 11)  # First torch version whose wheels prefer cuDNN's attention on Hopper and Blackwell
 
 NAMED_KERNELS: Final = {
     "cudnn": "cudnn_attention",

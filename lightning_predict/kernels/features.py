@@ -32,8 +32,7 @@ MACHINE_FEATURES: Final = (
 )
 """Names of `machine_features`. Their values are equal for all shapes of a dtype, so they identify the GPU."""
 
-ENOUGH_BASE_CLOCK: Final = 0.6
-"""Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost clock."""
+ENOUGH_BASE_CLOCK: Final = 0.6  # Minimum base clock, as a share of the boost clock, of a GPU that sustains its boost
 
 
 def log2(values: Array) -> Array:

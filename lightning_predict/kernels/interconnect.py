@@ -133,8 +133,7 @@ class Interconnect:
     # Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw")
     intra_node_bytes_per_second: float | None = None
     inter_node_bytes_per_second: float | None = None  # Network bandwidth of one machine, in one direction
-    # Connection of cards without NVLink, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
-    pcie: str | None = None
+    pcie: str | None = None  # Connection of cards without NVLink (`PCIE_MACHINES`): `switch`, `root`, `host`, `virtual`
 
     def __post_init__(self) -> None:
         for name in ("intra_node_bytes_per_second", "inter_node_bytes_per_second"):

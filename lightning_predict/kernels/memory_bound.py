@@ -164,8 +164,7 @@ _POINTWISE_CALLS: Final = frozenset(f"aten::{name}{suffix}" for name in POINTWIS
 _STREAMED: Final = _POINTWISE_CALLS | CASTS
 _COPIES: Final = CASTS | REARRANGED | {ROLL}
 
-UNTRANSLATED: Final = "untranslated"
-"""Name of the replacement for an operation whose translator failed (`families/elementwise.py`)."""
+UNTRANSLATED: Final = "untranslated"  # Replacement for an operation whose translator failed (`families/elementwise.py`)
 
 
 def is_free(operation: Operation) -> bool:

@@ -479,8 +479,7 @@ BLOCK_ROWS: Final = 256
 """Rows of a block. The activations of four members with 128 units take half a MiB, which fits in a core's cache."""
 
 THREADS: Final = 2
-THREADED_BLOCKS: Final = 16
-"""Minimum number of blocks for using threads. Starting threads takes as long as one or two blocks."""
+THREADED_BLOCKS: Final = 16  # Minimum number of blocks for threads. Starting them takes as long as one or two blocks.
 
 
 def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:

@@ -161,8 +161,7 @@ class RooflineEfficiency:
     spread: float | None = None  # Factor to either end of the interval; None uses the default
     # Number of dependent kernels, each with at least the minimum kernel time; None means one kernel
     sequential_kernels: Callable[[Columns], Array] | None = None
-    # Share of the roofline that the operation reaches; None uses the typical share of its units
-    share: float | None = None
+    share: float | None = None  # Share of the roofline that the operation reaches; None: the typical share of its units
 
 
 Estimator = NetworkSpec | Formula | Surrogate | Alternative | RooflineEfficiency

@@ -687,8 +687,7 @@ class Explanation:
     source: TimeSource
     parts: tuple[CountedShape, ...]  # Surrogates whose times add up to the time, if the source is a proxy
     sourced_seconds: float  # Time from the source, before any bound
-    # Bounds that already lowered the time from the neural network (`models.LESSER_GPU`)
-    network_limits: tuple[str, ...]
+    network_limits: tuple[str, ...]  # Bounds that already lowered the time of the neural network (`models.LESSER_GPU`)
     limits: tuple[tuple[str, float], ...]  # Bounds that changed the time, in order, with the seconds after each bound
     interval: Interval[float]
 

@@ -71,11 +71,9 @@ class Stage:
     routed_bytes: tuple[float, ...]  # Message sizes of the expert-parallel all-to-alls, per micro-batch
     # Sizes of keys and values that circulate in the context-parallel group, per micro-batch
     ring_bytes: tuple[float, ...]
-    # Time of attention on each GPU model, which overlaps with the context-parallel ring, shape (gpus,)
-    attention_seconds: Array
+    attention_seconds: Array  # Time of attention on each GPU model, which overlaps with the ring, shape (gpus,)
     weight_share: Array  # Share of a micro-batch's time that computes weight gradients, shape (gpus,)
-    # Number of tensors (activations and gradients) that are sent to neighbouring stages, per micro-batch
-    sent_tensors: int
+    sent_tensors: int  # Number of tensors (activations and gradients) sent to neighbouring stages, per micro-batch
     stream_bytes: float  # Size of a tensor that is sent to a neighbouring stage
     micro_batches: int  # Number of micro-batches per step
     notes: tuple[str, ...]
@@ -402,8 +400,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     return ratios
 
 
-TENSOR_HIDDEN: Final = 0.45
-"""Share of tensor-parallel communication that overlaps, relative to perfect overlap with matmuls."""
+TENSOR_HIDDEN: Final = 0.45  # Share of tensor-parallel communication that overlaps, of perfect overlap with matmuls
 
 
 def ring_overhead(context: int) -> Ends:

@@ -188,12 +188,10 @@ class OverlapCosts:
     # Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the slowest GPU, so n
     # GPUs take as long as the maximum of n draws.
     straggler_spread: float = 0.04
-    # Correlation time of a GPU's speed. Over longer steps, the mean speeds of GPUs differ less.
-    straggler_seconds: float = 0.2
+    straggler_seconds: float = 0.2  # Correlation time of a GPU's speed. Over longer steps, mean speeds differ less.
     # Host time per operation if a framework splits the model or the batch, relative to an ordinary step
     framework_host: float = 1.55
-    # Slowdown of collectives between cards without NVLink, whose links are too slow for many kernels
-    pcie_slowdown: float = 1.0
+    pcie_slowdown: float = 1.0  # Slowdown of collectives between cards without NVLink: the links are too slow
     # Seconds by which a second of concurrent transfer slows down computation on cards without NVLink. Transfers use few
     # percent of a card's memory bandwidth.
     pcie_contention: float = 0.1

@@ -42,8 +42,7 @@ class SingleGpuSteps:
 
     recorded: Trace
     trace: Trace  # The step without communication between processes
-    # Work of the step with device seconds, corrected by `check`; one row per GPU of the `PredictionContext`
-    timed: WorkTimes
+    timed: WorkTimes  # Work of the step with device seconds, corrected by `check`; one row per GPU of the context
     host: Host  # Assumptions about the CPU, corrected by `check`
     steps: tuple[StepPrediction, ...]  # One StepPrediction per GPU of the `PredictionContext`
     check: SameGpuCheck | None  # Comparison with measurements on the GPU in use; None without measurements

@@ -101,8 +101,7 @@ class Strategy:
     # With sequence parallelism, whether matmul inputs are gathered again in the backward pass, as in Megatron.
     # Otherwise, gathered inputs are kept, as in torch's DTensor.
     gather_again: bool = False
-    # Number of GPUs that share each sequence (context parallelism). Keys and values circulate in a ring.
-    context: int = 1
+    context: int = 1  # Number of GPUs that share each sequence (context parallelism): keys and values circulate
     expert: int = 1  # Number of data-parallel groups that share the experts (expert parallelism)
     # Number of GPUs that share each expert; None for `tensor`. With 1, as many GPUs as `expert` hold whole experts, and
     # tensor- and context-parallel GPUs count among them (Megatron).
@@ -122,8 +121,7 @@ class Strategy:
     # recomputes everything except attention and every second matmul (torchtitan's default), `layers` every second
     # block, and `full` every block.
     recompute: Recompute = "none"
-    # State in host memory: `none`, or `optimizer` for the optimizer state, which the CPU then updates.
-    offload: Offload = "none"
+    offload: Offload = "none"  # State in host memory: `none`, or `optimizer`, whose state the CPU then updates
     # Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
     # `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, whose float32
     # probabilities become the gradient in place; each GPU has a part of the vocabulary.
@@ -131,8 +129,7 @@ class Strategy:
     # Under FSDP, whether gradients are scattered only after the last accumulated batch (`no_sync`,
     # `set_requires_gradient_sync(False)`), not after every batch
     no_sync: bool = False
-    # Kernels that a configuration file asks for, joined by `+` (see `kernels` of `lp.predict`)
-    kernels: str | None = None
+    kernels: str | None = None  # Kernels that a configuration file asks for, joined by `+` (see `kernels` of `predict`)
     # Scaling of float8 matmuls in transformer blocks: one scale per tensor, row, block, or 32 values (`mx`); None for
     # no float8
     fp8: Float8 | None = None

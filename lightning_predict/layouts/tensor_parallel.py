@@ -51,8 +51,7 @@ class TransformerBlock:
     kv_heads: int
     weights: frozenset[Weight]  # Shapes of the linear layers' weights
     parameters: frozenset[tuple[int, ...]]  # Shapes of parameters with at least two dimensions
-    # Message sizes of the forward all-reduces, which sum outputs of linear layers over GPUs
-    reduced_bytes: tuple[float, ...]
+    reduced_bytes: tuple[float, ...]  # Message sizes of the forward all-reduces, which sum outputs of linear layers
     stream_bytes: float
     reduced_behind: tuple[int, ...] = ()  # Index of the linear layer before each all-reduce
     ring_bytes: float = 0.0  # Size of the keys and values of fused attention; 0 for unfused attention
@@ -290,8 +289,7 @@ class SplitModel:
     # has neither
     vocabulary: int | None
     weights: frozenset[Weight]  # Shapes of the weights of linear layers outside blocks
-    # Shapes of all parameters with at least two dimensions, and of their transposes
-    parameters: frozenset[tuple[int, ...]]
+    parameters: frozenset[tuple[int, ...]]  # Shapes of all parameters with two dimensions or more, and transposes
 
     @cached_property
     def positions(self) -> dict[str, int]:

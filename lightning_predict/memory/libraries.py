@@ -33,8 +33,7 @@ _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
 """Convolutions, with the index of the image tensor among their inputs. The weights are the next input."""
 
 
-LAZY_SINCE: Final = (1, 13)
-"""First torch release that loads a kernel on its first call, instead of loading all kernels at startup."""
+LAZY_SINCE: Final = (1, 13)  # First torch release that loads a kernel on its first call, instead of all at startup
 
 LOADED_AT_ONCE: Final = Interval(363.0, 628.0, 893.0)
 """MiB of code that torch loaded at startup before `LAZY_SINCE`. Low end: 636 MiB before and 274 after this change

@@ -80,8 +80,7 @@ class Held:
         return 0.0 if self.is_replaced else gradients * self.gradients
 
 
-GATHERED_UNITS: Final = 3
-"""Number of FSDP units that are gathered at the same time: the root, the current and the next unit."""
+GATHERED_UNITS: Final = 3  # Number of FSDP units that are gathered at once: the root, the current and the next
 
 
 def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:

@@ -71,21 +71,18 @@ class _Event:
 class Blocks:
     """Sizes and lifetimes of the memory blocks of a training step."""
 
-    # Sizes of parameters, buffers, their copies, and gradients that no recorded operation writes
-    lasting: tuple[int, ...]
+    lasting: tuple[int, ...]  # Sizes of parameters, buffers, their copies, and gradients that no operation writes
     kept: tuple[int, ...]  # Sizes of gradients that persist from step to step
     state: tuple[int, ...]  # Sizes of the optimizer state, which the first optimizer step allocates
     batch: tuple[int, ...]  # Sizes of the tensors of a batch; each step has a new batch
     storages: tuple[Storage, ...]  # Storages that the step writes, in order of allocation
     update: tuple[int, ...]  # Sizes of temporary tensors of the optimizer on CUDA, which all exist at the same time
-    # Part of `lasting`: bytes of gradients that exist in all steps, and that the recorded step did not write
-    unseen: int
+    unseen: int  # Part of `lasting`: bytes of gradients of all steps, which the recorded step did not write
     count: int
     update_at: int  # Index of the first operation of the largest optimizer update; `count` if there is none
     # Index of the operation after which the previous step's gradients are freed; -1 if they are freed before the step
     drops_gradients_at: int
-    # Temporary memory inside operations, as (index of the operation, bytes)
-    workspaces: tuple[tuple[int, int], ...] = ()
+    workspaces: tuple[tuple[int, int], ...] = ()  # Temporary memory inside operations, as (operation's index, bytes)
     # Workspaces of cuDNN benchmarks in the first step, as (index of the operation, bytes). The cache is emptied after
     # each benchmark.
     trials: tuple[tuple[int, int], ...] = ()

@@ -38,9 +38,7 @@ from lightning_predict.memory.storages import Cause, Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Trace
 
 Pass = tuple[bool, int]  # Whether the pass is a backward pass, and the part of the blocks
-
-Place = tuple[Pass | None, int]
-"""Position of an operation in a pass. The pass is None for operations after the last backward pass."""
+Place = tuple[Pass | None, int]  # Position of an operation in a pass; the pass is None after the last backward pass
 
 
 @dataclass(frozen=True, slots=True)

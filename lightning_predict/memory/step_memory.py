@@ -88,8 +88,7 @@ TRIALS_SHARE: Final = 0.14
 """Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), relative to simulated memory, if
 convolutions write all bytes of the forward pass. It is proportional to their share of these bytes."""
 
-MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)
-"""Interval around a peak of allocated memory that the trace measured, as factors."""
+MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)  # Interval around a measured peak of allocated memory, as factors
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
 """Interval around reserved memory that the trace measured, as factors. Later steps may fragment memory differently."""
@@ -114,8 +113,7 @@ class MemoryNeed(Deferred):
     reserved: Interval[float] | None = None
     process: Interval[float] | None = None  # Memory of the process, as nvidia-smi shows, on the same GPU as `reserved`
     fit_probability: float | None = None
-    # As `memory_bytes`, on the GPU that needs the least; None if all GPUs hold the same
-    least_filled_bytes: float | None = None
+    least_filled_bytes: float | None = None  # As `memory_bytes`, on the GPU that needs the least; None if all are equal
     usable_bytes: float | None = None  # GPU memory available to tensors of the process
 
     @property
@@ -232,16 +230,13 @@ def _even(reserved: Interval[float]) -> float:
 class StepMemory(Deferred):
     """Memory need of a step, by cause, in bytes."""
 
-    # Memory allocated throughout the step. If the peak was measured: the whole peak, with workspaces.
-    persistent_bytes: int
+    persistent_bytes: int  # Memory allocated throughout the step; if the peak was measured, all of it with workspaces
     temporary_bytes: int = 0  # Additional memory at the peak of the forward and backward passes
     update_bytes: int = 0  # Additional memory at the peak of the optimizer step
     slack_bytes: int = 0  # Excess of reserved memory over the tensors, simulated or measured
-    # Simulated excess of allocated memory over the tensors: library workspaces and block rounding
-    workspace_bytes: int = 0
+    workspace_bytes: int = 0  # Simulated excess of allocated memory over tensors: library workspaces, block rounding
     releasable_bytes: int = 0  # Part of `slack_bytes` that the allocator releases if the GPU runs out of memory
-    # Number of cuBLAS handles whose workspaces the other fields do not include; 0 if memory was measured
-    cublas_handles: int = 0
+    cublas_handles: int = 0  # cuBLAS handles whose workspaces the other fields do not include; 0 if measured
     relative: Interval[float] = AS_RECORDED  # Interval of the reserved memory, as factors
     relative_allocated: Interval[float] = AS_RECORDED
 

@@ -41,8 +41,7 @@ class Storage:
     size_bytes: int
     cause: Cause  # Use of the storage, see `Cause`
     allocated_at: int  # Index of the first operation that writes the storage; 0 for inputs of the step
-    # Index of the operation after which the storage is freed; None if the storage survives the step
-    freed_at: int | None
+    freed_at: int | None  # Index of the operation after which the storage is freed; None if it survives the step
     module: str | None = None  # Module that wrote the storage; None if unknown
     # First tensor of the storage; None for a storage inside an operation
     tensor: TensorInfo | None = field(default=None, compare=False, repr=False)

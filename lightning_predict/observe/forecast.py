@@ -36,8 +36,7 @@ MIN_SECONDS: Final = 3.0  # Minimum time in seconds that the steps of such a for
 SECONDS_ENOUGH: Final = 30.0
 """Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
 
-SHARE_ENOUGH: Final = 0.5
-"""Share of the run that is always enough for a forecast that gives a recommendation or stops the run."""
+SHARE_ENOUGH: Final = 0.5  # Share of the run that is always enough for a forecast that recommends or stops the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,8 @@ class BatchTimes:
     """Seconds of a batch on the machine in use."""
 
     step: Interval[float]  # Seconds from the start of a batch to its end. An optimizer update counts in proportion.
-    # Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks
-    wait: Interval[float]
-    # Seconds from the end of a batch to the start of the next, in epochs that have not begun
-    later_wait: Interval[float]
+    wait: Interval[float]  # Seconds from the end of a batch to the next start: data loader, logging, other callbacks
+    later_wait: Interval[float]  # Seconds from the end of a batch to the next start, in epochs that have not begun
     values: int  # Number of measured batches on which `step` is based
     waits: int  # Number of measured waits on which `wait` is based
 
@@ -100,8 +97,7 @@ class RestOfRun:
     forecast: Interval[float] | None  # Total remaining seconds; None for a run without an end
     end_seconds: float = 0.0  # Duration of the final validation, which runs after a stop
     steps: int = 0
-    # Seconds from the start of a step to the start of the next; None before a step was timed
-    step: Interval[float] | None = None
+    step: Interval[float] | None = None  # Seconds from the start of a step to the next; None before a step was timed
 
     @property
     def pace_in_words(self) -> str | None:

@@ -81,8 +81,7 @@ class SavedLedger:
     date: str  # Time at which the file was written (ISO 8601)
     jobs: Mapping[str, int] = field(default_factory=jobs_in_use)  # Jobs that trained the run, with their restarts
     command: str = field(default_factory=command_in_use)  # Hash of the run's command line
-    # Host name and ID of the run's process
-    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")  # Host and ID of the process
     ended: bool = False  # Whether the last fit ended without an error
     saved_seconds: float | None = None  # Used seconds in the budget's own checkpoint; None without a checkpoint
     owner: str = ""  # Random name of the fit that writes the file, in one process

@@ -33,8 +33,7 @@ from lightning_predict.reports.format import gibibytes, share
 if TYPE_CHECKING:
     import torch
 
-MAX_LENGTHS: Final = 10_000_000
-"""Maximum number of sequence lengths to read. Reading more would delay the training by seconds."""
+MAX_LENGTHS: Final = 10_000_000  # Maximum number of sequence lengths to read. More would delay the training by seconds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,7 @@ class MemoryFacts:
 
     state_bytes: int = 0  # Size of the state that optimizers will create in their first update
     validation: Trace | None = None  # Recorded validation batch; None if no validation batch was recorded
-    # Samples of the largest validation batch; None if unknown or without validation
-    validation_samples: int | None = None
+    validation_samples: int | None = None  # Samples of the largest validation batch; None if unknown or without one
     length: int | None = None  # Length of the recorded sequences; None if unknown or without sequences
     longest: int | None = None  # Length of the loader's longest sequence; None if unknown or without sequences
 

@@ -105,8 +105,7 @@ class Quantity:
     rate: Callable[[Terms, RentedMachine], Rate]  # Returns the rate on these machines
     # Returns the amount that is used before training, from the amount per hour
     spent: Callable[[Terms, float], float] = lambda terms, per_hour: 0.0  # noqa: ARG005
-    # Converts the argument to an amount
-    parse: Callable[[str, object], float] = lambda name, amount: amount_of(name, amount)
+    parse: Callable[[str, object], float] = lambda name, amount: amount_of(name, amount)  # Converts the argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,14 +21,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-UNSEEN_STEPS_PATIENCE: Final = 16
-"""Number of batches without a counted optimizer step after which each batch counts as one window."""
-
+UNSEEN_STEPS_PATIENCE: Final = 16  # Number of batches without a counted optimizer step after which each counts as one
 MAX_NODE_COUNTS: Final = 4  # Maximum number of different autograd graph sizes for one set of updates
 
 
-MAX_LOADER_SECONDS: Final = 1024
-"""Maximum number of waits that are stored for one window, which may last until the training ends."""
+MAX_LOADER_SECONDS: Final = 1024  # Maximum number of stored waits for one window, which may last until training ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +109,7 @@ class TimedStep:
     batches: int
     optimizer_steps: int  # Number of optimizer updates, as counted by `trainer.global_step`
     samples: int | None = None  # Number of samples; None if the batch size could not be read
-    # Sum of the batches' CPU times, without waits for the device; None if not measured
-    host_seconds: float | None = None
+    host_seconds: float | None = None  # Sum of the batches' CPU times, without waits for the device; None: not measured
 
 
 class StepTimer:

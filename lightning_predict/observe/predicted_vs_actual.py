@@ -22,8 +22,7 @@ from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
 
-MIN_BATCHES: Final = 20
-"""Minimum number of batches after the prediction for a run to be stored in the history and logged."""
+MIN_BATCHES: Final = 20  # Minimum batches after the prediction for a run to be stored in the history and logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +97,7 @@ class Outcome:
     batches: int  # Number of training batches since the prediction
     actual_seconds: float  # Actual time of the batches since the prediction, and of everything between these batches
     predicted: Interval[float]  # Predicted time of these batches that was shown to the user
-    # Time of these batches, computed only from the measured steps. The history stores this time.
-    measured_seconds: float
+    measured_seconds: float  # Time of these batches, computed only from the measured steps, for the history
 
     @property
     def predicted_seconds(self) -> float:

@@ -38,13 +38,9 @@ if TYPE_CHECKING:
 
 # Each warm-up window delays the first printed prediction by one optimizer step, which may take minutes. Timed steps
 # later correct a recording that is slightly too early. A missing recording cannot be corrected.
-EXTRA_WARMUP_WINDOWS: Final = 5
-"""Maximum number of windows by which a warm-up is extended if times do not become steady."""
-
+EXTRA_WARMUP_WINDOWS: Final = 5  # Maximum number of windows by which a warm-up is extended if times are not steady
 SETTLED_TO_RECORD: Final = 0.5  # Maximum relative difference between early and later windows at which recording starts
-
-WATCHED_BATCHES: Final = 64
-"""Number of batches at the start of training in which the recorder looks for new kinds of windows."""
+WATCHED_BATCHES: Final = 64  # Batches at the start of training in which the recorder looks for new kinds of windows
 
 WindowAction = Literal["time", "run", "record", "skip"]
 """Action for the next window: `time` it alone, `run` it in a block of untimed windows, `record` it, or `skip` it. A

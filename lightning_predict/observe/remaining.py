@@ -24,8 +24,7 @@ from typing import Final, Literal
 from lightning_predict.record.trace import Memory
 from lightning_predict.run.workload import Batches, Checkpoints, Workload
 
-HookMoment = Literal["batch end", "validation end", "batch start"]
-"""The hook in which the remaining numbers are requested."""
+HookMoment = Literal["batch end", "validation end", "batch start"]  # Hook in which the remaining numbers are requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,7 @@ class Validation:
     # Training batches between two validation runs within an epoch, or over the whole fit if `every_epochs` is None.
     # `math.inf` stands for the end of an epoch of unknown length. None if validation is scheduled by time.
     every_batches: float | None
-    # Number of epochs between two epochs with validation; None if the schedule ignores epochs
-    every_epochs: int | None = 1
+    every_epochs: int | None = 1  # Epochs between two epochs with validation; None if the schedule ignores epochs
     is_due: bool = True  # Whether a validation run that is scheduled after the last finished batch has not run yet
 
 

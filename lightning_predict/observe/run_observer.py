@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 
 
 WARM_WAITS: Final = 32  # Number of waits in later epochs after which the first epoch no longer adds uncertainty
-
-MIN_WAITS_PER_WORKER: Final = 2
-"""Number of waits per worker up to which a later wait may still be as long as the first one."""
+MIN_WAITS_PER_WORKER: Final = 2  # Number of waits per worker up to which a later wait may be as long as the first one
 
 
 class RunObserver:

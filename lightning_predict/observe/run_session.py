@@ -67,8 +67,7 @@ PREDICTION_SECONDS: Final = 60.0
 NOTICEABLE_SHARE: Final = 0.05
 """Minimum change of the host time (loader, checkpoints), relative to the run's time, that triggers a new prediction."""
 
-NOTICEABLE_HOST_SECONDS: Final = 60.0
-"""Minimum change of the host time of a run, in seconds, that triggers a new prediction."""
+NOTICEABLE_HOST_SECONDS: Final = 60.0  # Minimum change of the host seconds of a run that triggers a new prediction
 
 SECONDS_WORTH_A_LINE: Final = 10.0
 """Minimum remaining time in seconds to print a change or the outcome. In a shorter run, start and end dominate."""
@@ -81,8 +80,7 @@ class PredictionRequest:
     layouts: tuple[Layout, ...]
     # Assumptions of the user. Strategy and history are added for each prediction.
     assumptions: Assumptions = field(default_factory=Assumptions)
-    # Number of batches per epoch, for a loader without a length; None if not given
-    batches_per_epoch: int | None = None
+    batches_per_epoch: int | None = None  # Batches per epoch, for a loader without a length; None if not given
     reads_history: bool = True  # Whether earlier runs of the same model correct predictions
     writes_history: bool = False
     strategy: Strategy | None = None  # How several GPUs share the work; None for the strategy of the loop

@@ -24,8 +24,7 @@ UNSEEN_LONGER: Final = 1.5
 class ValidationTimes:
     """Times of a validation run on the machine in use, in seconds."""
 
-    # Time before the first batch and after the last batch: starting workers, computing metrics
-    overhead: Interval[float]
+    overhead: Interval[float]  # Time before the first and after the last batch: starting workers, computing metrics
     wait: Interval[float]  # Wait before each batch except the first
     batch: Interval[float] | None  # Time of a batch; None if no batch was timed
 

@@ -56,9 +56,7 @@ PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
 NO_CUDA: Final = "no CUDA device"
 
 SESSIONS: Final = 4
-STEPS: Final = 100
-"""Numbers of recordings of the same step, as later ones may lose kernels, and of steps of a timed loop."""
-
+STEPS: Final = 100  # Recordings of the same step, as later ones may lose kernels, and steps of a timed loop
 QUEUED_SECONDS: Final = 1.5  # Seconds of queued GPU work during which the depth of the launch queue is measured
 
 LONG_MATMUL_SECONDS: Final = 0.008

@@ -30,8 +30,7 @@ from lightning_predict.planning.simulator import simulate
 JOBS_TO_SIMULATE: Final = 4000
 """Effort of a search: number of jobs in all simulations together. A plan of 10 jobs is simulated up to 400 times."""
 
-ONE_DECISION_SECONDS: Final = 1e9
-"""Time between decisions, if only the submission or the end of a job can change a decision."""
+ONE_DECISION_SECONDS: Final = 1e9  # Time between decisions, if only a submission or the end of a job can change them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +38,7 @@ class JobStage:
     """Part of a job's run on one configuration."""
 
     configuration: Configuration  # Machine type and number of GPUs
-    # Name of the job whose end starts this stage. If None, the job starts as soon as a node is free.
-    after: str | None = None
+    after: str | None = None  # Job whose end starts this stage; None: the job starts as soon as a node is free
     earliest_seconds: float = 0.0  # Earliest start of this stage, the submission of another job
 
 

@@ -250,8 +250,7 @@ class Options:
     stay_usd: Table  # Cost of leaving a job where it runs, (J,); infinite if the job does not run
     stay_machine_usd: Table  # Part of the cost of staying that counts towards the budget, (J,)
     postponed_usd: Table  # Cost of letting a job wait, (J,); infinite if the job must not wait
-    # Budget reserved for a job that waits: the cost of its cheapest run, alone on its machine, (J,)
-    reserved_usd: Table
+    reserved_usd: Table  # Budget reserved for a job that waits: the cost of its cheapest run, alone on a machine, (J,)
     period_usd: Table  # Price of a machine until the next event at the latest, (M,)
     nodes: int  # Maximum number of machines at one time
     # Maximum number of machines of each type at one time, (M,). For a type that combines several machines, it is the

@@ -71,8 +71,7 @@ class Job:
     # Interval of the relative times by configuration, if the intervals differ. `spreads` takes precedence over
     # `low_factor` and `high_factor`.
     spreads: Mapping[Configuration, Interval[float]] = field(default_factory=dict)
-    # Command that starts the training, for exported scripts. If None, no scripts are written.
-    command: str | None = None
+    command: str | None = None  # Command that starts the training, for exported scripts; None writes no scripts
     # Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and resumes from
     # it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
     checkpoint: str | None = None
@@ -104,16 +103,14 @@ class Limits:
     nodes: int  # Maximum number of machines at one time, of all types together
     # Maximum number of machines of each type at one time, by the type's name. A type without an entry has no quota.
     quotas: Mapping[str, int] = field(default_factory=dict)
-    # Budget for machines over the whole plan, without the cost of tardiness; None for no budget
-    budget_usd: float | None = None
+    budget_usd: float | None = None  # Budget for machines over the whole plan, without tardiness; None: no budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
     """What the planner may do with jobs."""
 
-    # Whether jobs may share a machine, each with its own GPUs. Otherwise, a job has its machine alone.
-    shares_gpus: bool = True
+    shares_gpus: bool = True  # Whether jobs may share a machine, each with its own GPUs, or have it alone
     preempts: bool = True  # Whether a running job may be paused and resumed later
     migrates: bool = True  # Whether a started job may continue on another machine type or number of GPUs
 
@@ -164,8 +161,7 @@ class PlanState:
     """State of a plan at one moment: jobs, machines and money spent."""
 
     now_seconds: float
-    # Remaining share of the work of each submitted, unfinished job; above 0 and at most 1
-    remaining: Mapping[str, float]
+    remaining: Mapping[str, float]  # Remaining share of the work of each submitted, unfinished job; in (0, 1]
     running: Mapping[str, Placement] = field(default_factory=dict)
     # Last configuration of each job that has started, running or not
     started: Mapping[str, Configuration] = field(default_factory=dict)

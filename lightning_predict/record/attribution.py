@@ -86,8 +86,7 @@ class FoundOperation:
     zeroes: bool = False  # Whether the operation set gradients to zero
     # Device work of the operation, with the launch of each part if recorded
     work: list[tuple[DeviceWork, Call | None]] = field(default_factory=list)
-    # Whole call whose backward pass the operation belongs to; None for all other operations
-    whole_forward: Call | None = None
+    whole_forward: Call | None = None  # Whole call to whose backward pass the operation belongs; otherwise None
     accumulates: bool = False  # Whether the operation accumulates into `.grad`
     # Module that called the operation, or whose backward pass it belongs to; None if no module call was marked
     module: str | None = None

@@ -122,8 +122,7 @@ _WEIGHT_AT: Final[Mapping[str, int]] = {
 }
 """Matmuls and convolutions of layers, with the position of the weight among their tensors."""
 
-_PRODUCTS: Final = named("addmm mm bmm baddbmm")
-"""Products whose backward passes are products of the gradient with one operand."""
+_PRODUCTS: Final = named("addmm mm bmm baddbmm")  # Products whose backward passes are products with one operand
 
 _LOG_SOFTMAX_BACKWARD: Final = "aten::_log_softmax_backward_data"
 

@@ -39,10 +39,7 @@ from lightning_predict.record.tensors import dtype_name
 from lightning_predict.record.trace import Operation, Trace, backward_ends, read_trace_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"  # Marker that readers of profiles take for the extent of a step
-
-MAX_EVENTS: Final = 500_000
-"""Maximum number of events of a recorded step. An event takes 3 to 4 KiB of memory while it is read."""
-
+MAX_EVENTS: Final = 500_000  # Maximum number of events of a recorded step. Reading an event takes 3 to 4 KiB of memory.
 _torchs: Final[Any] = torch.autograd.profiler  # Module in which torch stores whether a profiler is running
 
 _STARTING: Final = threading.Lock()
@@ -94,9 +91,7 @@ def _quiet_kineto(*, cuda: bool, name: str = "KINETO_LOG_LEVEL") -> Iterator[Non
 
 
 CUPTI_VARIABLE: Final = "TEARDOWN_CUPTI"  # Environment variable that makes the profiler detach CUPTI
-
-FIRST_CUDA_TO_DETACH: Final = 13
-"""First major version of CUDA on which CUPTI is detached, and on which reattaching was tested."""
+FIRST_CUDA_TO_DETACH: Final = 13  # First major version of CUDA on which CUPTI is detached, and reattaching was tested
 
 
 @contextmanager

@@ -41,8 +41,7 @@ STEPS_TIMED_ALONE: Final = 2
 
 A block of steps without waits follows."""
 
-STEPS_TIMED_BY_DEFAULT: Final = 3
-"""Number of warm-up steps on a GPU that are timed by default; their median excludes one outlier."""
+STEPS_TIMED_BY_DEFAULT: Final = 3  # Warm-up steps on a GPU that are timed by default; their median excludes one outlier
 
 MAX_NODES: Final = MAX_OPERATIONS // 4
 """Number of autograd nodes of a step beyond which it may be too long: each runs forward and backward operations."""

@@ -32,16 +32,14 @@ BLOCKS_OF_A_RUN: Final = 4
 HOST_AHEAD_SHARE: Final = 0.9
 """Maximum share of a block that host work and waits may take, so that the device never runs out of work."""
 
-MAX_TRIES: Final = 2
-"""Maximum number of attempts to time a block. If epochs are shorter than a block, no attempt succeeds."""
+MAX_TRIES: Final = 2  # Maximum number of attempts to time a block. If epochs are shorter, none succeeds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
     """Consecutive steps that were timed with a single wait for the device, at their end."""
 
-    # Time from the start of the first step, with an idle device, until the device has finished the last step
-    seconds: float
+    seconds: float  # Time from the start of the first step, on an idle device, until it has finished the last step
     waited_seconds: float  # Time spent waiting for batches, in which the device may have worked
     steps: int
     batches: int = 1  # Batches per step

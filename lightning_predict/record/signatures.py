@@ -153,8 +153,7 @@ def backward_name(name: str) -> str:
     return f"{recorded_name(name)}_backward"
 
 
-MASK_STRIDE: Final = "mask_stride"
-"""Argument of an attention call with the stride of its mask's last dimension, in elements."""
+MASK_STRIDE: Final = "mask_stride"  # Argument of an attention call: stride of its mask's last dimension, in elements
 
 
 def is_taken_apart(operation: Operation) -> bool:

@@ -33,8 +33,7 @@ from lightning_predict.record.trace import Trace
 FOREACH_SINCE: Final = (2, 0)
 """First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
 
-MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")
-"""Prefixes of operations that update several tensors together."""
+MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")  # Prefixes of operations that update several tensors at once
 
 
 def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:

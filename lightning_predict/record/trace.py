@@ -107,8 +107,7 @@ class Kernel:
     shared_memory_bytes: int  # Static and dynamic shared memory per block
     stream: int  # CUDA stream number
     start_seconds: float  # Start, relative to the start of the profiled step
-    # Start of the runtime call that launched the kernel; None if not recorded
-    launch_start_seconds: float | None = None
+    launch_start_seconds: float | None = None  # Start of the runtime call that launched the kernel; None: not recorded
     launch_seconds: float | None = None  # Duration of the launching runtime call; None if not recorded
     device: int = 0  # Index of the GPU in the driver. Stream numbers are unique only within a GPU.
 
@@ -123,8 +122,7 @@ class Operation:
     inputs: tuple[TensorInfo, ...] = ()  # Tensors that the operation reads, in schema order, with lists flattened
     # Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them
     outputs: tuple[TensorInfo, ...] = ()
-    # Non-tensor arguments by their schema names, as JSON values
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # Non-tensor arguments by schema names, as JSON values
     module: str | None = None  # Qualified name of the module that called the operation; None if unknown
     kernels: tuple[Kernel, ...] = ()  # Device work; empty without a CUDA profile
     # Start on the host, relative to the start of the profiled step; None without a profile
@@ -180,8 +178,7 @@ class Memory:
     # `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the process needed more than
     # the step
     reserved_bytes: int | None = None
-    # Size of other models on the GPU, which the step does not use; None without other models
-    resident_bytes: int | None = None
+    resident_bytes: int | None = None  # Size of other models on the GPU, which the step does not use; None without any
 
 
 @final
@@ -194,10 +191,8 @@ class Flags:
     autocast_dtype: str | None = None  # dtype of the active autocast; None if autocast is off
     cudnn_benchmark: bool = False  # Whether cuDNN benchmarks algorithms and keeps the fastest
     cudnn_deterministic: bool = False  # Whether cuDNN uses only deterministic algorithms
-    # Whether the optimizers update all tensors together by the step's choice; None for torch's default
-    foreach: bool | None = None
-    # Whether `zero_grad` frees gradients by the step's choice; None for torch's default
-    set_to_none: bool | None = None
+    foreach: bool | None = None  # Whether the step chose that optimizers update all tensors together; None: default
+    set_to_none: bool | None = None  # Whether `zero_grad` frees gradients by the step's choice; None: torch's default
 
 
 _RECORD_ONE: Final = (

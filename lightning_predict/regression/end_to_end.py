@@ -312,8 +312,7 @@ class RegressionOptions:
 
     max_terms: int | None = None  # Maximum number of terms; None for all significant terms
     degree: int = 2  # Maximum number of variables in a product
-    # Whether to minimise relative errors; otherwise absolute errors, as in the published regressions
-    relative: bool = True
+    relative: bool = True  # Whether to minimise relative errors; otherwise absolute errors, as published
 
 
 DEFAULT_OPTIONS: Final = RegressionOptions()

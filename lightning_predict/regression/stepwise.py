@@ -33,8 +33,7 @@ except ImportError as error:
 COLLINEAR: Final = 1e-10
 """A feature is collinear with other features if they leave less than this share of its sum of squares unexplained."""
 
-EXACT: Final = 1e-20
-"""The fit counts as exact if the residual sum of squares is below this share of the target's sum of squares."""
+EXACT: Final = 1e-20  # The fit is exact if the residual sum of squares is below this share of the target's
 
 MAX_ROUNDS: Final = 100
 

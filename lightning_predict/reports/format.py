@@ -24,17 +24,10 @@ from lightning_predict.base.units import (
     seconds_to_milliseconds,
 )
 
-SAME_SIDES: Final = 10
-"""Intervals whose sides differ by at most this many percentage points are shown as `±` with the larger side."""
-
-TIMES_FROM: Final = 10.0
-"""The upper end of an interval is shown as a factor, not as a percentage, from this multiple of the middle."""
-
+SAME_SIDES: Final = 10  # Intervals whose sides differ by at most this many percentage points have `±`, with the larger
+TIMES_FROM: Final = 10.0  # The upper end of an interval is a factor, not a percentage, from this multiple of the middle
 TIMES_TO: Final = 1000.0  # Above this multiple of the middle, the exact factor is not shown
-
-CENTS_FROM: Final = 0.1
-"""Amounts from this number of dollars are rounded to the cent; smaller amounts get three significant digits."""
-
+CENTS_FROM: Final = 0.1  # Dollars from which amounts are rounded to the cent; smaller ones get three significant digits
 MIN_USD: Final = 0.005  # Amounts below this number of dollars are shown as `<$0.01`
 MIN_GIBIBYTES: Final = 0.1  # Sizes below this number of GiB are shown as `<0.1`
 

@@ -71,8 +71,7 @@ class MemoryReport:
     gpu: str
     need: MemoryNeed
     breakdown: MemoryBreakdown  # Memory at the peak, by purpose and module
-    # Changes that would reduce memory, largest first. Each value is for that change alone.
-    savings: tuple[MemorySaving, ...]
+    savings: tuple[MemorySaving, ...]  # Changes that would reduce memory, largest first, each for itself
     largest: str | None  # Sentence that states the largest batch size that fits; None if unknown
     # Sets of changes with which the step fits: the smallest first, then those that take less time; None if it fits, or
     # no set was tried

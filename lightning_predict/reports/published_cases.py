@@ -60,8 +60,7 @@ FEW_CONVOLUTIONS: Final = 8
 """Minimum number of convolutions of a convolutional network. Transformers of images or audio have up to seven, which
 embed the input (wav2vec 2.0)."""
 
-FEW_NORMS: Final = 4
-"""A language model has at least this number of layer norms (two per block). Recommenders have none."""
+FEW_NORMS: Final = 4  # A language model has at least so many layer norms (two a block). Recommenders have none.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +77,7 @@ class PublishedCase:
     error: float | None  # Median of predicted over measured time, minus 1; None if only the absolute error is known
     absolute_error: float  # Median of the absolute relative errors
     inside: int  # Number of steps whose measured time lies in the 90 % interval
-    # Measured milliseconds of the median step; None if the source's licence does not allow copies
-    measured_ms: float | None = None
+    measured_ms: float | None = None  # Measured milliseconds of the median step; None if its licence forbids copies
     predicted_ms: float | None = None  # Predicted milliseconds of the median step
     is_training: bool = True  # Whether the step has a backward pass
     trains: TrainedPart = "all"

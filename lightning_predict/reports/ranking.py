@@ -78,8 +78,7 @@ class MachineTimes:
     is_running: bool
     time: Interval[float]  # Seconds of the run, or of one iteration, on this machine
     cost_usd: float | None  # Cost of `time` on this machine; None if no price is known
-    # Remaining seconds of the run on this machine; None if the length of the run is unknown
-    left: Interval[float] | None = None
+    left: Interval[float] | None = None  # Remaining seconds of the run on this machine; None if its length is unknown
     at_most: bool = False  # Whether the run may end earlier than predicted
 
     @property

@@ -40,8 +40,7 @@ MAX_EXTRAPOLATION: Final = 2.0
 """Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
 
 
-SHORTEST_STEP_SECONDS: Final = 1e-6
-"""Shortest step of a line that is not damaged: to launch a single kernel takes longer."""
+SHORTEST_STEP_SECONDS: Final = 1e-6  # Shortest step of a line that is not damaged: a single launch takes longer
 
 MAX_RATIO: Final = 100.0
 """Maximum ratio of a run's time to its prediction, either way. Beyond it the machine was suspended, or the unit is
@@ -80,8 +79,7 @@ class Correction:
     """Correction factors for a prediction, derived from earlier runs."""
 
     step: float  # Factor on the step time; 1 if the step was measured in this run
-    # Factor on the run time, for effects outside a measured step (throttling, pauses); 1 without such effects
-    run: float
+    run: float  # Factor on the run time, for effects outside a step (throttling, pauses); 1 without such effects
     runs: int  # Number of earlier runs that the factors are derived from
     # Batch sizes of the earlier runs, if the step time is interpolated between them; otherwise empty
     batch_sizes: tuple[int, ...] = ()

@@ -44,8 +44,7 @@ class Progress:
     place: PlanSlot | None  # The job's place in the plan; None outside a plan
     done: float  # Completed share of the work, from 0 to 1
     has_ended: bool
-    # Time of the whole run at the current speed of this process; None until the speed is known
-    whole_seconds: float | None
+    whole_seconds: float | None  # Time of the whole run at this process's speed; None until it is known
     # Part of `whole_seconds` outside training steps (waits for data, validation, checkpoints); None if no step was
     # timed
     beside_seconds: float | None

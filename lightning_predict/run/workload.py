@@ -87,8 +87,7 @@ class Checkpoints:
 
     count: int | None = 0  # Number of checkpoint files; None if unknown
     seconds: float | None = None  # Time to write one file; None if unknown
-    # Whether `seconds` is estimated from the size of the state, because no checkpoint was timed
-    is_estimated: bool = True
+    is_estimated: bool = True  # Whether `seconds` is estimated from the state's size, as no checkpoint was timed
 
     @property
     def total(self) -> Interval[float] | None:
@@ -104,8 +103,7 @@ class Workload:
     """Remaining work of a run."""
 
     training_iterations: int | None = None  # Number of remaining training steps (optimizer steps); None if unknown
-    # Remaining batches and optimizer steps, including short ones; None if all steps are full
-    training: Batches | None = None
+    training: Batches | None = None  # Remaining batches and steps, including short ones; None if all are full
     epoch: Batches | None = None  # Batches and optimizer steps of one epoch; None if unknown
     validation_iterations: int | None = 0  # Number of remaining validation batches; None if unknown
     samples_per_iteration: int | None = None  # Number of samples of one training step on one GPU; None if unknown
@@ -129,8 +127,7 @@ class Run:
     training_seconds: float | None
     # Seconds of all remaining validation batches, with waits; None if their number or time is unknown
     validation_seconds: float | None
-    # Known seconds of the rest of the run; None if the number of training steps is unknown
-    total: Interval[float] | None
+    total: Interval[float] | None  # Known seconds of the rest of the run; None if the number of steps is unknown
     cycle_seconds: float  # Time of a step, including the wait for the loader
     # Seconds of checkpoints, pauses and waits for validation batches, which are the same on every GPU
     beside: Interval[float] = NOTHING
@@ -143,13 +140,11 @@ class Run:
     loader_is_reliable: bool = True  # Whether enough waits were measured to call the loader a bottleneck
     checkpoint_seconds: float | None = 0.0  # Seconds of all remaining checkpoints; None if unknown
     checkpoint_is_estimated: bool = False  # Whether the checkpoint time is estimated, because no checkpoint was timed
-    # Whether the validation time is estimated from the forward part of a training step
-    validation_is_estimated: bool = False
+    validation_is_estimated: bool = False  # Whether the validation time is estimated from the forward pass
     finished_iterations: int = 0  # Number of training steps before the rest of the run
     at_most: bool = False  # Whether the run may end earlier
     is_cut_off: bool = False  # Whether the Trainer's time limit ends the run. The totals then end at the limit.
-    # FLOPs of the matmuls, convolutions and attention of a training step on all GPUs; None if unknown
-    flops: float | None = None
+    flops: float | None = None  # FLOPs of matmuls, convolutions and attention of a step on all GPUs; None if unknown
     flops_dtype: str | None = None  # dtype of most of the FLOPs; None if unknown
     tokens_per_iteration: int | None = None  # Tokens of a training step on all GPUs; None if unknown
     shown_iterations: int = STEPS_SHOWN  # Number of training steps with the samples of `STEPS_SHOWN` recorded steps

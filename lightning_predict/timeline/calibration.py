@@ -45,9 +45,7 @@ from lightning_predict.timeline.simulation import (
 )
 from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROGATE_SPREAD
 
-GAP_SECONDS: Final = 1e-06
-"""Default gap between two kernels that are queued in the same stream, for traces that do not show it."""
-
+GAP_SECONDS: Final = 1e-06  # Default gap between two kernels in a stream's queue, for traces that do not show it
 LARGEST_GAP_SECONDS: Final = 3e-06  # Upper bound on a gap
 MIN_GAPS: Final = 20  # Minimum number of gaps for computing a median
 SLOWEST_PROFILER: Final = 20.0  # Upper bound on the factor by which a profiler slows the host
@@ -67,10 +65,8 @@ class StepCalibration:
     # Step time in a running loop divided by the measured step time; below 1 if each measured step waited for the device
     # at its end
     running_share: float = 1.0
-    # Whether neither the host's time without a profiler nor a host-bound step was measured
-    is_host_assumed: bool = False
-    # Whether the assumed host derives from the times of a profiler; otherwise it is the median host
-    is_profiled: bool = False
+    is_host_assumed: bool = False  # Whether neither the host's time without a profiler nor a host-bound step is known
+    is_profiled: bool = False  # Whether the assumed host derives from a profiler's times; otherwise the median host
 
 
 def measured_host(host: HostModel | None = None, spread: float = SURROGATE_SPREAD) -> HostModel:

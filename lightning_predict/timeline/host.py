@@ -176,8 +176,7 @@ class Host:
         return self.share * (self.factor if self.spread is None and self.name != SERVER else 1.0)
 
 
-GRAPH_HOST_SHARE: Final = 0.05
-"""Host time of a step that is replayed as a CUDA graph, relative to launching each kernel."""
+GRAPH_HOST_SHARE: Final = 0.05  # Host time of a step that is replayed as a CUDA graph, over launching each kernel
 
 UNKNOWN_HOST: Final = Host()
 TABLE_HOST: Final = Host(name="table's")
@@ -256,8 +255,7 @@ slowed."""
 PYTHON_SECONDS: Final = 0.001  # Minimum pause between two operations that counts as the user's code
 
 BLOCKED_LAUNCH_SECONDS: Final = 5e-05
-BLOCKED_LAUNCH_RATIO: Final = 5.0
-"""Minimum time of a launch call that counts as blocked, relative to the trace's median launch."""
+BLOCKED_LAUNCH_RATIO: Final = 5.0  # Minimum time of a launch that counts as blocked, relative to the trace's median
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
 """Operations that wait for the device (synchronise), because the host needs their result."""

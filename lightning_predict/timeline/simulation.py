@@ -51,8 +51,7 @@ class HostOperation:
 
     name: str
     phase: Phase  # Phase of the step, which selects the overheads
-    # Device seconds of each kernel on each GPU, shape (gpus, kernels). Work of the host alone has no kernels.
-    seconds: Array
+    seconds: Array  # Device seconds of each kernel on each GPU, shape (gpus, kernels). Host work has no kernels.
     streams: tuple[int, ...] = ()
     # Index of the launch call of each kernel, from 0 in order. All kernels of a CUDA graph have the same call. None if
     # each kernel has its own call.
@@ -259,8 +258,7 @@ class SimulatedTimeline:
     active_seconds: Array  # Kernel time of the compute stream, shape (gpus,)
     active_with_gaps_seconds: Array  # Kernel time of the compute stream including gaps, shape (gpus,)
     host_seconds: float  # Host time without waits
-    # Time from the start of the last step until the host has finished it, including waits; shape (gpus,)
-    host_ends: Array
+    host_ends: Array  # Time from the start of the last step to its end on the host, with waits; shape (gpus,)
     busy: Array  # Time that the compute stream spends on each operation's kernels and gaps, shape (gpus, operations)
     waiting: Array  # Time that the compute stream waits for the launches of each operation, shape (gpus, operations)
     begins: Array  # Start of the last step, which is the end of the previous step, shape (gpus,)

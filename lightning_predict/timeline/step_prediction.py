@@ -70,8 +70,7 @@ class StepPrediction:
     notes: tuple[str, ...] = ()  # Notes for the user about missing coverage
     extrapolated_share: float = 0.0  # Share of the device time from networks without measurements of this GPU
     measured_seconds: float | None = None  # Measured step time on the GPU in use; None on other GPUs
-    # Step time on the GPU in use, predicted without any measurement; None on other GPUs
-    unmeasured_seconds: float | None = None
+    unmeasured_seconds: float | None = None  # Step time on the GPU in use, without any measurement; None on other GPUs
     precision: str | None = None  # Precision of the step, if it differs from the recorded one; None otherwise
 
     @property

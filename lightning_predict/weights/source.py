@@ -51,11 +51,9 @@ class WeightsSource:
 
     path: str | None = None  # A weights file, or a folder of weights files; takes precedence over the other places
     url: str | None = None  # Address of a folder with a manifest; None uses `LIGHTNING_PREDICT_WEIGHTS_URL`
-    # Folder for downloads; None uses `LIGHTNING_PREDICT_CACHE`, otherwise the platform's cache folder
-    cache_dir: str | None = None
+    cache_dir: str | None = None  # Folder for downloads; None: `LIGHTNING_PREDICT_CACHE` or the platform's cache folder
     offline: bool = False  # Whether to avoid the network, even if an address is configured
-    # Whether to allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does
-    allow_http: bool = False
+    allow_http: bool = False  # Whether to allow unencrypted addresses, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does
     deadline_seconds: float = DEADLINE_SECONDS  # Time limit for all downloads together
 
     @property

@@ -60,12 +60,8 @@ from lightning_predict.uncertainty import FORMULA_SPREAD
 
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
-FUSED_ATTENTION: Final = ("attention", "attention_backward")
-"""Names of attention that runs as one kernel, forward and backward."""
-
-ATTENTION_DROPOUT: Final = "attention_dropout"
-"""Name of the work that a fused kernel does to draw and apply the mask of dropout."""
-
+FUSED_ATTENTION: Final = ("attention", "attention_backward")  # Names of attention in one kernel, forward and backward
+ATTENTION_DROPOUT: Final = "attention_dropout"  # Work of a fused kernel to draw and apply the mask of dropout
 BACKWARD_MATMULS: Final = 2.5  # Number of matmuls in the backward pass over the forward pass: five against two
 
 BACKWARD_RATE: Final = 0.85

@@ -263,9 +263,7 @@ FEED_FROM_SHARED_MEMORY: Final = 0.00005
 FEED_THROUGH_REGISTERS: Final = 0.00035
 """The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
-FLOAT64_SHARE: Final = 0.2
-"""Share of the lanes' float64 peak that convolutions reach on GPUs with float64 at half the float32 rate."""
-
+FLOAT64_SHARE: Final = 0.2  # Share of the lanes' float64 peak of convolutions, on GPUs with float64 at half of float32
 OVERLAP: Final = 2.0  # Exponent of the norm that combines compute and memory time
 BANDWIDTH_SHARE: Final = 0.85  # Share of the bandwidth that convolutions and layout conversions reach
 WEIGHT_GRADIENT: Final = 1.3  # Time of the weight gradient over its FLOPs' time, due to the summation of parts
@@ -274,8 +272,7 @@ GROUPED_GRADIENT: Final = 2.0
 """Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
 
 LARGE_FILTER: Final = 100
-FIRST_LAYER: Final = 1.7
-"""Time with fewer than `TENSOR_ALIGNMENT` channels under large filters, over the time with padded channels."""
+FIRST_LAYER: Final = 1.7  # Time with fewer than `TENSOR_ALIGNMENT` channels under large filters, over padded channels
 
 PLACING_INSTRUCTIONS: Final = 200.0
 """Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
@@ -341,8 +338,7 @@ all (8)."""
 class ConvolutionWork:
     """One pass of convolutions, each array of shape (shapes,)."""
 
-    # Empty for the forward pass, else the half of the backward pass: `_backward_input` or `_backward_weight`.
-    backward: str
+    backward: str  # Empty for the forward pass, else the half of the backward: `_backward_input` or `_backward_weight`
     dtype: str
     rows: Array  # Rows of the implicit matmul of one group
     cols: Array  # Columns of the matmul

@@ -47,8 +47,7 @@ from lightning_predict.record.trace import Flags, Operation, TensorInfo
 BACKWARD_RATIO: Final = 2.2  # Time of the backward pass over the forward pass of PyTorch's norm kernels
 
 NORM_WAIT_CYCLES: Final = 3.7
-NORM_THREADS: Final = 128
-"""Cycles for an element of a row that a block of layer norm passes twice, and its number of threads."""
+NORM_THREADS: Final = 128  # Cycles for an element of a row that a block of layer norm passes twice, and its threads
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1

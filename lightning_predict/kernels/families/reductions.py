@@ -63,8 +63,7 @@ MOST_VALUES: Final = 256
 """Threads per block of PyTorch's sums over the rows of a matrix, columns per thread, and the fewest and most rows that
 a thread adds if blocks share a column (`Reduce.cuh`)."""
 
-PARTIAL_SUM_CYCLES: Final = 660.0
-"""Cycles in which a thread reads one block's partial sum from the L2 cache, one after another."""
+PARTIAL_SUM_CYCLES: Final = 660.0  # Cycles in which a thread reads one block's partial sum from L2, one after another
 
 
 def _column_sum_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
@@ -124,8 +123,7 @@ def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
 
 INDEX_BYTES: Final = COMPUTE_BYTES["int64"]
 
-LONGEST_ROW_IN_A_BLOCK: Final = 4096
-"""Maximum row length that one block sorts by itself; longer rows use a radix sort in memory."""
+LONGEST_ROW_IN_A_BLOCK: Final = 4096  # Maximum row length that one block sorts by itself; longer rows use a radix sort
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:

@@ -39,8 +39,7 @@ EAGER: Final = "eager"  # Value in the column `timed` for a call that was timed 
 GRAPHS: Final = "graphs"
 """Value in the column `timed` for a call that was timed with CUDA graphs, whose replay is no part of its time."""
 
-MULTIPLE_SHARE: Final = 0.83
-"""Share of sizes that are rounded to a multiple of 8. In total, 85 % of the sizes are multiples of 8."""
+MULTIPLE_SHARE: Final = 0.83  # Share of sizes rounded to a multiple of 8; in total, 85 % of the sizes are multiples
 
 
 def size(draw: random.Random, low: int, high: int) -> int:

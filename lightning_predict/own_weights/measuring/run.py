@@ -96,8 +96,7 @@ class Measured:
     known: int = 0  # Number of shapes that an earlier run measured
     left: int = 0  # Number of shapes that were not measured for lack of time
     families: tuple[FamilyRows, ...] = ()  # Number of rows of each family with a network, over all runs so far
-    # Operations and dtypes for which `train` can compute a correction factor, as "gelu/bfloat16"
-    factors: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()  # Operations and dtypes for which `train` can fit a factor, as "gelu/bfloat16"
     dropped: int = 0  # Number of rows that `train` does not use, because their family and operation have too few rows
 
 

@@ -67,8 +67,7 @@ class TrainingPlan:
     # Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these features. With few measured GPUs,
     # networks overfit to these features, so predictions for other GPUs would be wrong.
     machine_weight: float = 1.0
-    # Maximum number of rows per GPU, operation, dtype and source, to balance the groups; None for no limit
-    group_rows: int | None = None
+    group_rows: int | None = None  # Maximum rows per GPU, operation, dtype and source, to balance them; None: no limit
 
 
 @dataclass(frozen=True)

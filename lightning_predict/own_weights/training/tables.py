@@ -27,10 +27,7 @@ from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS
 from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER, GRAPHS
 
 HELD_OUT_SHARE: Final = 0.15  # Share of held-out shapes, which errors are reported for
-
-LONGEST_REPLAY_SECONDS: Final = 3 * MICROSECOND
-"""Upper bound on the time of a replay of a CUDA graph, in addition to its kernels."""
-
+LONGEST_REPLAY_SECONDS: Final = 3 * MICROSECOND  # Upper bound on the time of a CUDA graph's replay without its kernels
 STEPS_FOLDER: Final = "steps"  # Folder beside the tables with the steps that `measure` recorded
 
 CALIBRATION_SHARE: Final = 0.08

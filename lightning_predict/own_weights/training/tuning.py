@@ -49,9 +49,7 @@ RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
 MIN_OWN_ROWS: Final = 500  # Minimum number of fitted rows for tuning a network
-
-TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
-"""Training plan of networks that start from shipped networks."""
+TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)  # Training plan of networks that start from shipped ones
 
 FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
 """Training plan of networks that start from scratch."""
