@@ -78,9 +78,9 @@ class Gpu:
         measured_flops_per_second: Measured rates of large square matmuls by dtype; empty without measurements.
         sustained_flops_per_second: Rates of large matmuls that ran back to back for seconds, by dtype; lower than
             `measured_flops_per_second`, because power and heat reduce the clock. Empty without measurements.
-            Except `own_dtypes`, these are the rates of one machine, and others differ.
+            Except `own_rates`, these are the rates of one machine, and others differ.
         sustained_attention_share: The same for fused attention, over its rate in a burst; 1 without measurements.
-        own_dtypes: dtypes of the sustained rates that the user measured.
+        own_rates: Work whose sustained rate the user measured: dtypes of matmuls, and `attention`.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
@@ -140,7 +140,7 @@ class Gpu:
     library_vendor: str = NVIDIA
     sustained_flops_per_second: Mapping[str, float] = field(default_factory=dict)
     sustained_attention_share: float = 1.0
-    own_dtypes: frozenset[str] = frozenset()
+    own_rates: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         """Hash the unique name, so that a Gpu can be a dict key or an argument of a cached function."""

@@ -23,6 +23,7 @@ from lightning_predict.hardware.records import Gpu, Source
 
 LIKE: Final = "like"
 RATES: Final = "measured"  # Key of the tables of measured rates
+ATTENTION_SHARE: Final = "attention_share"  # Key of a table of measured rates: of fused attention, over a burst's
 
 VENDOR: Final = "vendor"
 TABLES: Final = ("gpu", RATES)  # Tables of the file
@@ -66,15 +67,17 @@ def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 def _rates(document: Checked) -> tuple[Gpu, ...]:
     if not document.has(RATES):
         return ()
-    from lightning_predict.hardware.own_rates import gpu_with_rates
+    from lightning_predict.hardware.own_rates import gpu_with_attention, gpu_with_rates
 
     gpus = []
     for name, row in document.member(RATES).members().items():
-        row.check_keys({"tflops"}, {"dram_gb_per_s"})
+        row.check_keys({"tflops"}, {"dram_gb_per_s", ATTENTION_SHARE})
         whole = gpu(name)
         rates = {dtype: teraflops_to_flops(value.positive()) for dtype, value in row.member("tflops").members().items()}
         memory = row.optional("dram_gb_per_s", Checked.positive, bytes_to_gigabytes(whole.dram_bytes_per_second))
         own = gpu_with_rates(whole, rates)
+        if row.has(ATTENTION_SHARE):
+            own = gpu_with_attention(own, row.member(ATTENTION_SHARE).positive())
         gpus.append(replace(own, dram_bytes_per_second=gigabytes_to_bytes(memory)))
     return tuple(gpus)
 

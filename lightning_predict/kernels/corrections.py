@@ -35,6 +35,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.base.interval import Interval
+from lightning_predict.hardware.own_rates import ATTENTION
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION, attention_seconds
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
@@ -302,12 +303,12 @@ def sustained_factors(
     and the ends are the two machines. A rate that the user measured applies as it is. The factor is 1 except for
     matmuls and fused attention in 16 bits. `seconds` are of bursts, shape (gpus, shapes).
     """
-    if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share < 1 for gpu in gpus):
+    if not any(gpu.sustained_flops_per_second or gpu.sustained_attention_share != 1 for gpu in gpus):
         return Interval.from_factor(np.ones((1, 1)), 1.0)
     is_attention = [shape.operation in FUSED_ATTENTION and shape.dtype in ("float16", "bfloat16") for shape in shapes]
     slowdowns = np.where(is_attention, 1 / np.array([[gpu.sustained_attention_share] for gpu in gpus]), 1.0)
     limited = np.ones(slowdowns.shape)  # the share of a time at the rate that power limits
-    is_own = np.zeros(slowdowns.shape, dtype=np.bool_)
+    is_own = np.array([[ATTENTION in gpu.own_rates] for gpu in gpus]) & np.array(is_attention)
     columns: dict[tuple[str, str], list[int]] = {}
     for column, shape in enumerate(shapes):
         if shape.operation in MATMULS:
@@ -320,7 +321,7 @@ def sustained_factors(
                 continue
             slowdowns[row, positions], burst = _slowdown(gpu, dtype, known, models)
             limited[row, positions] = np.minimum(flops / (burst * seconds[row, positions]), 1.0)
-            is_own[row, positions] = known in gpu.own_dtypes
+            is_own[row, positions] = known in gpu.own_rates
     low, middle, high = (
         1 + (slowdowns ** np.where(is_own, 1.0, exponent) - 1) * limited for exponent in MACHINES_BETWEEN
     )

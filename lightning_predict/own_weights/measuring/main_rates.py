@@ -1,4 +1,4 @@
-"""Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
+"""Measures the main rates of a GPU in half a minute: large matmuls, fused attention, and memory bandwidth.
 
 Predictions for this GPU then use the measured rates instead of the catalogue's rates. `gpus_file_text` writes the rates
 in the format of the option `gpus_file`. The matmuls multiply large square matrices, as for the rates in the catalogue.
@@ -20,11 +20,12 @@ import torch
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import bytes_to_gigabytes, flops_to_teraflops
 from lightning_predict.hardware import gpu as find_gpu
-from lightning_predict.hardware.own_rates import gpu_with_rates
+from lightning_predict.hardware.own_rates import gpu_with_attention, gpu_with_rates
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.hardware.user_gpus import ATTENTION_SHARE
 from lightning_predict.kernels.corrections import LARGE_SIDE
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.operations import OperationShape, operation_shape
 from lightning_predict.kernels.roofline import REDUCED, has_units, sustained_flops
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.own_weights.measuring.benchmarks import Words, benchmark_of
@@ -36,6 +37,7 @@ ELEMENTS: Final = 2**27  # Number of elements of the tensors in the memory measu
 
 COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25  # Maximum share of the GPU's memory that the tensors use
+ATTENTION: Final[Words] = {"batch": 4, "heads": 16, "kv_heads": 16, "seq": 4096, "head_dim": 128, "causal": 1}
 SECONDS: Final = 5.0  # Duration of the repetitions of each call. A power limit lowers the clock within seconds.
 TRIAL_SIDE: Final = 64  # Side of the square matrices in a test on a CPU
 
@@ -49,12 +51,15 @@ class MainRates:
     gpu: Gpu
     flops_per_second: Mapping[str, float]  # Sustained rates of large matmuls, by dtype
     dram_bytes_per_second: float  # Equivalent data sheet bandwidth, from the times of memory-bound operations
+    attention_share: float | None = None  # Rate of fused attention in 16 bits, over its predicted rate in a burst
     state: GpuState = UNKNOWN_STATE  # Clock, power and throttling reasons at the end of the measurement
 
     @property
     def measured(self) -> Gpu:
         """Catalogue row of the GPU with the measured rates."""
         own = gpu_with_rates(self.gpu, self.flops_per_second)
+        if self.attention_share is not None:
+            own = gpu_with_attention(own, self.attention_share)
         return replace(own, dram_bytes_per_second=self.dram_bytes_per_second)
 
 
@@ -105,10 +110,21 @@ def measure_main_rates(
         for dtype in REDUCED
         if dtype in record.peak_flops_per_second and has_units(record, dtype)
     }
+    share = None
+    halves = [dtype for dtype in ("bfloat16", "float16") if dtype in products]
+    for dtype in halves[:1]:
+        words = {**ATTENTION, "batch": 1, "heads": 1, "kv_heads": 1, "seq": TRIAL_SIDE} if is_trial else ATTENTION
+        shape = operation_shape("attention", dtype, **words)
+        predicted = predict_operation_times([shape], [record], kernel_models((record.name,))).seconds[0, 0]
+        share = float(predicted) / lasting("attention", dtype, words)
     streams = [(name, {"rows": rows, "cols": COLUMNS}) for name in STREAMS]
     timed = [(name, words, lasting(name, "float32", words)) for name, words in streams]
     return MainRates(
-        gpu=record, flops_per_second=products, dram_bytes_per_second=equivalent_bandwidth(record, timed), state=state
+        gpu=record,
+        flops_per_second=products,
+        dram_bytes_per_second=equivalent_bandwidth(record, timed),
+        attention_share=share,
+        state=state,
     )
 
 
@@ -147,6 +163,7 @@ def equivalent_bandwidth(gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float
 
 def gpus_file_text(main_rates: MainRates) -> str:
     """Return the measured rates in the format of the option `gpus_file`."""
+    share = main_rates.attention_share
     rates = ", ".join(
         f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in main_rates.flops_per_second.items()
     )
@@ -154,7 +171,9 @@ def gpus_file_text(main_rates: MainRates) -> str:
         f"[measured.{main_rates.gpu.name}]\n"
         f"dram_gb_per_s = {bytes_to_gigabytes(main_rates.dram_bytes_per_second):.4g} # the bandwidth that explains the "
         "measured times; the data sheet says "
-        f"{bytes_to_gigabytes(main_rates.gpu.dram_bytes_per_second):.4g}\ntflops = {{ {rates} }}\n"
+        f"{bytes_to_gigabytes(main_rates.gpu.dram_bytes_per_second):.4g}\n"
+        + ("" if share is None else f"{ATTENTION_SHARE} = {share:.4g} # of fused attention, over its predicted rate\n")
+        + f"tflops = {{ {rates} }}\n"
     )
 
 
@@ -166,4 +185,9 @@ def comparison(rates: MainRates) -> tuple[Figure, ...]:
         for assumed in [sustained_flops(rates.gpu, dtype)]
     ]
     measured, stated = (bytes_to_gigabytes(source.dram_bytes_per_second) for source in (rates, rates.gpu))
-    return (*products, Figure("memory, as a data sheet states it", measured, stated, "GB/s"))
+    attention = [
+        Figure("attention", share, rates.gpu.sustained_attention_share, "of its rate in a burst")
+        for share in (rates.attention_share,)
+        if share is not None
+    ]
+    return (*products, *attention, Figure("memory, as a data sheet states it", measured, stated, "GB/s"))

@@ -1,11 +1,15 @@
 """The few figures that say most of a GPU, from times to the file that holds them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import lightning_predict as lp
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.hardware import Gpu, gpu
 from lightning_predict.hardware.lookup import set_measured
@@ -26,7 +30,7 @@ from lightning_predict.own_weights.measuring.main_rates import (
     largest_side,
     measure_main_rates,
 )
-from lightning_predict.record.trace import Trace
+from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 A10 = gpu("A10")
 RATE = 61e12
@@ -78,7 +82,7 @@ def test_a_gpu_that_does_as_was_assumed_keeps_its_times(tmp_path: Path) -> None:
 def test_a_known_gpu_keeps_its_networks_and_is_corrected(tmp_path: Path) -> None:
     """A GPU with weights was predicted from its data sheet once it was measured quickly."""
     known = gpu("H200-SXM-141GB")
-    rates = MainRates(gpu=known, flops_per_second={"bfloat16": 640e12}, dram_bytes_per_second=4e12)
+    rates = MainRates(gpu=known, flops_per_second={"bfloat16": 640e12}, dram_bytes_per_second=4e12, attention_share=0.7)
     (tmp_path / "anchors.toml").write_text(gpus_file_text(rates), encoding="utf-8")
     try:
         assert add_gpus(tmp_path / "anchors.toml") == (known.name,)
@@ -92,6 +96,23 @@ def test_a_known_gpu_keeps_its_networks_and_is_corrected(tmp_path: Path) -> None
         predict_work_times(trace, [card], origin=None, models=models).seconds.sum() for card in (known, rates.measured)
     )
     assert 1.05 < after / before < 4.8 / 4.0  # products by 681 / 640, memory by 4.8 / 4
+
+
+def test_own_rate_of_attention_corrects_attention_alone(tmp_path: Path) -> None:
+    known = gpu("H200-SXM-141GB")
+    heads = TensorInfo((4, 16, 4096, 128), "bfloat16")
+    call = Operation(name="aten::scaled_dot_product_attention", phase="forward", inputs=(heads, heads, heads))
+    other = Operation(name="aten::gelu", phase="forward", inputs=(heads,), outputs=(heads,))
+    trace = Trace(operations=(call, other), device="meta", recorder="dispatch")
+    slower = MainRates(gpu=known, flops_per_second={}, dram_bytes_per_second=4.8e12, attention_share=0.7).measured
+    timed = [
+        predict_work_times(trace, [card], origin=None, models=kernel_models((known.name,))).interval
+        for card in (replace(known, sustained_attention_share=1.0), slower)
+    ]
+    in_burst, own = timed
+    assert own.middle / in_burst.middle == pytest.approx(np.array([[1 / 0.7, 1.0]]), rel=1e-6)
+    # The user's own rate holds at both ends; a catalogue's would be that of one machine of many.
+    assert own.low[0, 0] / in_burst.low[0, 0] == pytest.approx(1 / 0.7, rel=1e-6)
 
 
 def test_a_rate_needs_a_peak(tmp_path: Path) -> None:
@@ -121,8 +142,14 @@ TRIAL_BYTES = 4.0 * TRIAL_SIDE * 4096
 def test_last_repetition_gives_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     # By a clock that goes on by a second at each look, a call is begun at 0 and, with 2.5 s, at 1 and 2: three times.
     # The T4 has units for products in float32 and float16; the card slows down to 4 and to 40 TFLOP/s.
+    shape: dict[str, Any] = {"batch": 1, "heads": 1, "seq": 64, "head_dim": 128, "causal": 1}
+    attention = lp.operator_seconds("attention", "T4", dtype="float16", **shape)
+    attention = lp.operator_seconds(
+        "attention", "T4", dtype="float16", batch=1, heads=1, seq=64, head_dim=128, causal=1
+    )
     times = iter(
-        [*(TRIAL_FLOP / rate for rate in (5e12, 4.5e12, 4e12, 60e12, 50e12, 40e12)), *[2 * TRIAL_BYTES / 250e9] * 3]
+        [*(TRIAL_FLOP / rate for rate in (5e12, 4.5e12, 4e12, 60e12, 50e12, 40e12)), *[float(attention) / 0.8] * 3]
+        + [2 * TRIAL_BYTES / 250e9] * 3
         + [3 * TRIAL_BYTES / 250e9] * 3
     )
     ticks = iter(range(1000))
@@ -137,7 +164,8 @@ def test_last_repetition_gives_the_rate(monkeypatch: pytest.MonkeyPatch) -> None
         device="cpu", gpu="T4", seconds=2.5, is_trial=True, clock=lambda: float(next(ticks)), progress=names.append
     )
     assert answer.flops_per_second == pytest.approx({"float32": 4e12, "float16": 40e12})
-    assert names == ["bmm float32", "bmm float16", "relu float32", "add float32"]
+    assert names == ["bmm float32", "bmm float16", "attention float16", "relu float32", "add float32"]
+    assert answer.attention_share == pytest.approx(0.8)
     assert answer.state.held_back_by == ("power",)
     assert next(times, None) is None
     told = {rate.name: rate.measured for rate in comparison(answer) if rate.unit == "TFLOP/s"}
