@@ -73,7 +73,7 @@ __all__ = [
     "ways_to_fit",
 ]
 
-_HOMES = {
+_HOMES = {  # The module that defines each name
     "Advice": "lightning_predict.advice.advice_text",
     "Gpu": "lightning_predict.hardware",
     "LightningPredictError": "lightning_predict.base.errors",
@@ -93,7 +93,6 @@ _HOMES = {
     "watch": "lightning_predict.observe.watched_loop",
     "ways_to_fit": "lightning_predict.advice.fitting_changes",
 }
-"""The module that defines each name."""
 
 
 def __getattr__(name: str) -> object:

@@ -201,7 +201,7 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
 TOP_KEYS: Final = frozenset("host release method cores_per_node weights offline skew columns".split())
 """Keys before the first table."""
 
-TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {
+TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {  # Keys of each table
     "links": frozenset({"network_gbps", "busbw", "pcie"}),
     "prices": frozenset({"usd_per_hour", "file", "region", "providers", "spot"}),
     "charges": frozenset({"setup_minutes", "minimum_minutes", "storage_usd"}),
@@ -209,7 +209,6 @@ TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "run": frozenset({"loader_seconds", "loader_samples_per_second", "evaluation_seconds"}),
     "model": frozenset({"image_size", "frames", "lora_targets", "holds_output"}),
 }
-"""Keys of each table."""
 
 
 def _table(document: Checked, name: str) -> Checked:

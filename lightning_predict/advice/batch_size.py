@@ -291,7 +291,7 @@ Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleD
 """Function that returns a result's sample dimension, from the operation, the sample dimensions of its inputs and the
 result's shape."""
 
-_RULES: Final[Mapping[str, Rule]] = {
+_RULES: Final[Mapping[str, Rule]] = {  # Rules for operations whose result and inputs differ in shape
     **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),
     **dict.fromkeys(("aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var_mean"), _reduced),
     **dict.fromkeys(("aten::unbind", "aten::select"), _unbound),
@@ -301,7 +301,6 @@ _RULES: Final[Mapping[str, Rule]] = {
     "aten::embedding": lambda _operation, inputs, _shape: inputs[1],
     "aten::embedding_dense_backward": lambda *_: None,  # the gradient of a parameter
 }
-"""Rules for operations whose result and inputs differ in shape."""
 
 
 def why_no_other_batch(trace: Trace) -> str | None:

@@ -72,12 +72,11 @@ def memory_report(
     )
 
 
-LAST_RESORTS: Final[Mapping[TrainedPart, str]] = {
+LAST_RESORTS: Final[Mapping[TrainedPart, str]] = {  # What remains if no set of changes fits, by what the step trains
     "all": "Train adapters (LoRA or QLoRA), or share the model among GPUs",
     "adapters": "Load the frozen weights in 4 bits (by name `--quantization nf4`), or share the model among GPUs",
     "adapters over 4 bits": "Take shorter samples, or share the model among GPUs",
 }
-"""What remains if no set of changes fits, by what the step trains."""
 
 
 def _largest(scaled: ScaledMemory | None, layout: Layout) -> str | None:

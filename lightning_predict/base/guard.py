@@ -196,11 +196,10 @@ def _may_draw(thread: threading.Thread) -> bool:
     return not (thread.name.startswith("Mlflow") or any(module.partition(".")[0] in _QUIET for module in modules))
 
 
-_QUIET: Final = (
+_QUIET: Final = (  # Packages whose threads run beside many trainings, and draw none of its random numbers
     *("tqdm", "rich", "tensorboard", "wandb", "mlflow", "comet_ml", "neptune"),
     *("ipykernel", "IPython", "zmq"),
 )
-"""Packages whose threads run beside many trainings, and draw none of its random numbers."""
 
 
 def own_error(error: BaseException) -> Exception:

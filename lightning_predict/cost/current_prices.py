@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 GPUHUNT: Final = "gpuhunt"
 GPUHUNT_URL: Final = "https://github.com/dstackai/gpuhunt"
 
-SPELLINGS: Final[Mapping[str, str]] = {
+SPELLINGS: Final[Mapping[str, str]] = {  # Providers whose name in gpuhunt differs from the package's price lists
     "cudo": "Cudo Compute",
     "lambdalabs": "Lambda",
     "oci": "Oracle Cloud",
     "vastai": "Vast.ai",
 }
-"""Providers whose name in gpuhunt differs from the package's price lists."""
 
 FORMS: Final = (
     (re.compile(r"PCIE|Standard_NC\d+ads_A100", re.IGNORECASE), {

@@ -62,10 +62,9 @@ OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
 """Optional figures. Some GPUs have no published base clock, most GPUs have no NVLink, and data-centre boards do not
 exceed the boost clock."""
 
-MEMORY_KINDS: Final = (
+MEMORY_KINDS: Final = (  # Allowed kinds of device memory
     *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "DDR5", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
 )
-"""Allowed kinds of device memory."""
 
 PEER_ACCESS: Final = "peer_access"
 """Key whose value is false if the driver blocks peer access between two such cards in one machine; true by default."""
@@ -78,7 +77,7 @@ with ECC disabled. With GDDR7, ECC takes no memory: nvidia-smi shows 97,887 MiB 
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
-PEAKS: Final[dict[str, str]] = {
+PEAKS: Final[dict[str, str]] = {  # dtype of each peak, by key of the row. Only the float32 peak is required.
     "float64_tflops": "float64",
     "float32_tflops": "float32",
     "tf32_tflops": "tf32",
@@ -87,7 +86,6 @@ PEAKS: Final[dict[str, str]] = {
     "float8_tflops": "float8",
     "int8_tops": "int8",
 }
-"""dtype of each peak, by key of the row. Only the float32 peak is required."""
 
 MEASURED: Final = "measured_tflops"  # Key of the table of measured rates of large square matmuls, by dtype
 

@@ -54,7 +54,7 @@ _VIRTUAL_BOARDS: Final = {
 }
 """Catalogue names of boards by their name in virtual GPUs (NVIDIA, Virtual GPU Software User Guide)."""
 
-_OTHER_MAKERS: Final = {
+_OTHER_MAKERS: Final = {  # Patterns of words in the names of accelerators of vendors other than NVIDIA
     "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
     "Intel": re.compile(r"intel(?:\(r\))?|gaudi\w*|hpu|arc", re.IGNORECASE),
     "Google": re.compile(r"tpu\w*", re.IGNORECASE),
@@ -62,7 +62,6 @@ _OTHER_MAKERS: Final = {
     "Apple": re.compile(r"apple", re.IGNORECASE),
     "Huawei": re.compile(r"ascend", re.IGNORECASE),
 }
-"""Patterns of words in the names of accelerators of vendors other than NVIDIA."""
 
 
 def other_vendor(name: str) -> str | None:

@@ -23,16 +23,14 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.roofline import SHORTEST_KERNEL_SECONDS, sustained_flops
 from lightning_predict.record.trace import Kernel
 
-_MATRIX: Final = re.compile(
+_MATRIX: Final = re.compile(  # Names of kernels for matmuls, convolutions and fused attention
     r"nvjet|xmma|gemm(?!_?reduce)|cutlass|flash|fmha|sdpa|_mma_|wgmma|triton_tem|winograd|implicit_convolve|[fdw](prop|grad)\d?_"
 )
-"""Names of kernels for matmuls, convolutions and fused attention."""
 
-_MEMORY_BOUND: Final = re.compile(
+_MEMORY_BOUND: Final = re.compile(  # Names of memory-bound kernels in the same libraries, checked before `_MATRIX`
     r"at::native|splitkreduce|combine|convert|dot_do_o|preprocess|memcpy|memset|nhwc_?to_?nchw|nchw_?to_?nhwc|cast_transpose|"
     r"scale_?kernel|elementwise|layer_?norm|softmax_(fwd|bwd|warp)|copy_kernel|generatewinogradtiles"
 )
-"""Names of memory-bound kernels in the same libraries, checked before `_MATRIX`."""
 
 _NVJET: Final = re.compile(r"nvjet_(?:sm\d+_)?([a-z]{3,6})_")
 

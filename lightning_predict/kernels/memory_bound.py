@@ -76,18 +76,16 @@ COMPILED_CALL: Final = "inductor::call"
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 
-WRITE_ONLY: Final = _aten(
+WRITE_ONLY: Final = _aten(  # Calls that read no data: fills and random numbers
     "arange bernoulli bernoulli_ exponential_ eye fill_ full full_like linspace new_full new_ones new_zeros "
     "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
     "zero_ zeros zeros_like _foreach_zero_"
 )
-"""Calls that read no data: fills and random numbers."""
 
-REDUCTIONS: Final = _aten(
+REDUCTIONS: Final = _aten(  # Reductions, whose output is small compared with the input
     "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
     "_foreach_norm var_mean"
 )
-"""Reductions, whose output is small compared with the input."""
 
 LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
 """Calls that look up rows of an embedding table."""
@@ -118,7 +116,7 @@ FUSED_OPTIMIZERS: Final = {
 }
 """Numbers of lists that are read (parameters, gradients, two moments) and written (all except the gradients)."""
 
-MOVING: Final = frozenset(
+MOVING: Final = frozenset(  # Calls that move data with little computation, without `aten::`
     "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
     "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward block_diag broadcast_tensors "
     "bucketize cat channel_shuffle clone col2im constant_pad_nd contiguous copy cumprod cumsum diag diag_embed "
@@ -133,9 +131,8 @@ MOVING: Final = frozenset(
     "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward "
     "upsample_trilinear3d upsample_trilinear3d_backward view_copy".split()
 )
-"""Calls that move data with little computation, without `aten::`."""
 
-REDUCING: Final = frozenset(
+REDUCING: Final = frozenset(  # Calls that read their input and write a smaller result, without `aten::`
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward "
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d adaptive_max_pool2d_backward avg_pool1d avg_pool2d "
     "avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool2d max_pool2d_with_indices "
@@ -144,7 +141,6 @@ REDUCING: Final = frozenset(
     "std_mean nanmean _weight_norm_interface _weight_norm_interface_backward _amp_foreach_non_finite_check_and_unscale "
     "_amp_update_scale _is_all_true _is_any_true".split()
 )
-"""Calls that read their input and write a smaller result, without `aten::`."""
 
 _KNOWN: Final = (
     POINTWISE

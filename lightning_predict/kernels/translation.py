@@ -48,14 +48,13 @@ STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
 """Environment variable that lets exceptions of translators propagate, for tests: `1` enables this, `0` or unset
 disables it."""
 
-COMPUTE_DTYPES: Final = {
+COMPUTE_DTYPES: Final = {  # Compute dtype by tensor dtype, if the names differ
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),
     "float4_e2m1fn_x2": "float8",  # the catalogue has no peak for four bits
     "complex32": "float16",
     "complex64": "float32",
     "complex128": "float64",
 }
-"""Compute dtype by tensor dtype, if the names differ."""
 
 COMPLEX_MATMULS: Final = 4  # Number of real matmuls in a matmul of complex numbers
 

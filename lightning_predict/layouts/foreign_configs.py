@@ -251,13 +251,12 @@ def _batches(keys: _Keys, total_key: str, micro_key: str, accumulated_key: str) 
 
 _SEQUENCE: Final[ForeignOptions] = {"sequence": True, "gather_again": True}
 
-_MEGATRON_DEGREES: Final[Translation] = {
+_MEGATRON_DEGREES: Final[Translation] = {  # These keys tell LLaMA-Factory's files with Megatron's arguments from others
     "tensor_model_parallel_size": "tensor",
     "pipeline_model_parallel_size": "pipeline",
     "virtual_pipeline_model_parallel_size": "virtual",
     "expert_model_parallel_size": "expert",
 }
-"""These keys tell LLaMA-Factory's files with Megatron's arguments from others."""
 
 _MEGATRON: Final[Translation] = {
     "use_distributed_optimizer": {"true": {"data": "zero1"}},
@@ -285,13 +284,12 @@ _MEGATRON: Final[Translation] = {
 }
 
 
-_NEMO: Final = {
+_NEMO: Final = {  # NeMo's names of Megatron's arguments
     "ub_tp_comm_overlap": "tp_comm_overlap",
     "activations_checkpoint_granularity": "recompute_granularity",
     "activations_checkpoint_method": "recompute_method",
     "activations_checkpoint_num_layers": "recompute_num_layers",
 }
-"""NeMo's names of Megatron's arguments."""
 
 
 def are_arguments(text: str) -> bool:
@@ -489,11 +487,10 @@ def _torchtitan_float8(keys: _Keys) -> ForeignOptions:
 
 # --- DeepSpeed
 
-_NOT_PREDICTED: Final = (
+_NOT_PREDICTED: Final = (  # Keys that change time or memory, but are not predicted
     *("pipeline", "sparse_attention", "sparse_gradients", "compression_training", "quantize_training"),
     *("data_efficiency", "curriculum_learning", "progressive_layer_drop", "hybrid_engine", "sequence_parallel_size"),
 )
-"""Keys that change time or memory, but are not predicted."""
 
 _COMPRESSING: Final = ("onebitadam", "zerooneadam", "onebitlamb")
 """Optimizers that communicate compressed gradients, which is not predicted."""
@@ -550,13 +547,12 @@ def _deepspeed_file(keys: _Keys, name: str) -> ForeignOptions:
 
 # --- YAML: accelerate, axolotl, Hugging Face's Trainer, LLaMA-Factory, gpt-neox and nanotron
 
-_SHARDING: Final[Mapping[str, str]] = {
+_SHARDING: Final[Mapping[str, str]] = {  # Strategies by names and numbers of torch's `ShardingStrategy`
     **dict.fromkeys(("FULL_SHARD", "1"), "fsdp"),
     **dict.fromkeys(("SHARD_GRAD_OP", "2"), "zero2"),
     **dict.fromkeys(("NO_SHARD", "3"), "ddp"),
     **dict.fromkeys(("HYBRID_SHARD", "4"), "hybrid"),
 }
-"""Strategies by names and numbers of torch's `ShardingStrategy`."""
 
 _MIXED: Final = ("bf16", "fp16")
 
@@ -566,22 +562,20 @@ _DEGREES: Final[Translation] = {
     "sequence_parallel_degree": "context",
 }
 
-_ACCELERATE: Final = {
+_ACCELERATE: Final = {  # Keys of accelerate's `parallelism_config` by axolotl's names
     "parallelism_config_tp_size": "tensor_parallel_size",
     "parallelism_config_cp_size": "context_parallel_size",
     "parallelism_config_dp_replicate_size": "dp_replicate_size",
     "parallelism_config_dp_shard_size": "dp_shard_size",
 }
-"""Keys of accelerate's `parallelism_config` by axolotl's names."""
 
 
-_KERNELS: Final[Mapping[str, Mapping[str, ForeignOptions]]] = {
+_KERNELS: Final[Mapping[str, Mapping[str, ForeignOptions]]] = {  # Kernels that a trainer's keys ask for
     "torch_compile": {"true": {"kernels": "compile"}},
     "use_liger_kernel": {"true": {"kernels": "liger"}},
     "enable_liger_kernel": {"true": {"kernels": "liger"}},
     "liger_fused_linear_cross_entropy": {"true": {"kernels": "liger"}},
 }
-"""Kernels that a trainer's keys ask for."""
 
 
 def _replicated(keys: _Keys) -> ForeignOptions:
@@ -752,14 +746,13 @@ def _nanotron(keys: _Keys) -> ForeignOptions:
 
 # --- torchtune, litgpt and LLM Foundry
 
-_TORCHTUNE: Final = {
+_TORCHTUNE: Final = {  # Keys of torchtune by axolotl's names
     "batch_size": "micro_batch_size",
     "tensor_parallel_dim": "tensor_parallel_size",
     "context_parallel_dim": "context_parallel_size",
     "data_parallel_replicate_dim": "dp_replicate_size",
     "data_parallel_shard_dim": "dp_shard_size",
 }
-"""Keys of torchtune by axolotl's names."""
 
 
 def _torchtune(keys: _Keys) -> ForeignOptions:

@@ -284,13 +284,12 @@ def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
     return {each.module for each in forward[inside[-1] :] if each.module is not None} - before
 
 
-_AGAIN: Final[Mapping[Recompute, str]] = {
+_AGAIN: Final[Mapping[Recompute, str]] = {  # Description of each kind of recomputation, for the user
     "selective": "attention",
     "operations": "all of a block but attention and every second product",
     "layers": "every second block",
     "full": "every block",
 }
-"""Description of each kind of recomputation, for the user."""
 
 
 def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:

@@ -407,12 +407,11 @@ _CHOICES: Final = {name: get_args(kind) for name, kind in _KINDS.items()}
 
 _DEFAULTS: Final = {option.name: option.default for option in fields(Strategy)[1:]}
 
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {  # Options that need a kind of parallelism, by its degree
     "pipeline": ("virtual", "schedule"),
     "tensor": ("sequence", "overlap_tensor"),
     "expert": ("capacity",),
 }
-"""Options that need a kind of parallelism, by its degree."""
 
 
 def _text(name: str, strategy: Strategy) -> str:

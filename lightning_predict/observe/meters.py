@@ -471,9 +471,8 @@ def _co2_rate(terms: Terms, machine: RentedMachine) -> Rate:
     )
 
 
-QUANTITIES: Final[dict[str, Quantity]] = {
+QUANTITIES: Final[dict[str, Quantity]] = {  # Quantities by the name of the argument that sets a limit
     "usd": Quantity(words=dollars, rate=price_rate, spent=lambda terms, price: terms.charges.cost_usd(0.0, price)),
     "hours": Quantity(words=_hours_in_words, rate=lambda terms, machine: Rate(1.0), parse=hours_of),  # noqa: ARG005
     "kg_co2": Quantity(words=lambda amount: f"{significant(amount)} kg CO2", rate=_co2_rate),
 }
-"""Quantities by the name of the argument that sets a limit."""

@@ -19,11 +19,10 @@ from lightning_predict.base.units import minutes_to_seconds
 if TYPE_CHECKING:
     from lightning_predict.own_weights.measuring.run import Measured
 
-NO_SCORES: Final = (
+NO_SCORES: Final = (  # Text that replaces an empty table of scores
     "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more shapes of an "
     "operation (`measure --problems 200`)."
 )
-"""Text that replaces an empty table of scores."""
 
 ANCHORS_FILE: Final = "anchors.toml"  # Name of the file that `measure --quick` writes
 

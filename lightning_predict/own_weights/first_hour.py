@@ -398,14 +398,13 @@ def _table(path: Path) -> dict[str, list[object]]:
     return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
 
 
-STEPS_TO_TIME: Final = (
+STEPS_TO_TIME: Final = (  # Whole steps, by model and kind of execution, the most useful first
     ("resnet50", "eager"),
     ("gpt2", "eager"),
     ("gpt2", "CUDA graph"),
     ("resnet50", "compiled"),
     ("bert_large", "eager"),
 )
-"""Whole steps, by model and kind of execution, the most useful first."""
 
 
 def _steps(left: float) -> Facts:
@@ -486,7 +485,7 @@ def in_cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-PARTS: Final = (
+PARTS: Final = (  # All parts, in order
     _Part(MACHINE, "facts", needs_cuda=False, find=_machine),
     _Part("host", "facts", needs_cuda=False, find=_host),
     _Part("watching", "facts", needs_cuda=False, find=_watching),
@@ -496,4 +495,3 @@ PARTS: Final = (
     _Part("operators", "measurements", needs_cuda=True, find=_operators),
     _Part("steps", "measurements", needs_cuda=True, find=_steps),
 )
-"""All parts, in order."""

@@ -445,10 +445,9 @@ _NAMES_META: Final = re.compile(r"\bmeta (tensor|device)|\b(Sparse\w*)?Meta('| t
 
 _RAISED: Final = (RuntimeError, AssertionError, ValueError, TypeError)
 
-_READS: Final = re.compile(
+_READS: Final = re.compile(  # Patterns of torch's errors for calls that need the values of a meta tensor
     r"called on meta tensors|out of meta tensor|register_meta|type tensor to numpy|repeat_interleave"
 )
-"""Patterns of torch's errors for calls that need the values of a meta tensor."""
 
 
 _MIXES: Final = re.compile(r"meta is not on the expected device|expected device meta|same device.*\bmeta\b")

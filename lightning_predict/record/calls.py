@@ -58,7 +58,7 @@ _DTYPES: Final[Mapping[str, str]] = {
     "c10::complex<double>": "complex128",
 }
 
-_DTYPE_NUMBERS: Final = {
+_DTYPE_NUMBERS: Final = {  # Name of each `c10::ScalarType`, by its number
     0: "uint8",
     1: "int8",
     2: "int16",
@@ -74,7 +74,6 @@ _DTYPE_NUMBERS: Final = {
     23: "float8_e5m2",
     24: "float8_e4m3fn",
 }
-"""Name of each `c10::ScalarType`, by its number."""
 
 _MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 

@@ -20,10 +20,9 @@ from lightning_predict.record.trace import Operation, TensorInfo, Trace
 MIN_MATCHED: Final = 0.9  # Minimum share of the operations with kernels for which a match must be found
 
 
-NO_DATA_FLOW: Final = (
+NO_DATA_FLOW: Final = (  # Reason why a change needs another recording of the step
     "the recording lacks the data flow; capture the same step on the meta device or CPU and pass it as `followed`"
 )
-"""Reason why a change needs another recording of the step."""
 
 
 def with_data_flow(trace: Trace, dispatch_trace: Trace) -> Trace:

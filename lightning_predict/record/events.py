@@ -224,7 +224,7 @@ def _are_arrays(value: object) -> bool:
 
 
 _LABEL: Final = (is_label, "a number or a string")
-_CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+_CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {  # Expected types of the arguments that are read
     "correlation": _LABEL,
     "external id": (
         lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
@@ -241,7 +241,6 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
     ),
     "concrete inputs": (lambda value: isinstance(value, list), "an array"),
 }
-"""Expected types of the arguments that are read."""
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:

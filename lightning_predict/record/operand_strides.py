@@ -32,13 +32,12 @@ from typing import Any, Final
 CHANNELS_LAST: Final = "channels_last"
 """Argument of a convolution or batch norm with channels-last images; absent for channels first."""
 
-IMAGES_AT: Final[Mapping[str, int]] = {
+IMAGES_AT: Final[Mapping[str, int]] = {  # Convolutions, with the position of the images among their arguments
     "aten::convolution": 0,
     "aten::_convolution": 0,
     "aten::cudnn_convolution": 0,
     "aten::convolution_backward": 1,
 }
-"""Convolutions, with the position of the images among their arguments."""
 
 IMAGES_POSITION: Final[Mapping[str, int]] = {
     **IMAGES_AT,
@@ -97,7 +96,7 @@ BLOCK_ELEMENTS: Final = 512
 
 TO_ROWS: Final = {"memory_format": "contiguous_format"}  # Arguments of a copy to a row-major layout
 
-POINTWISE: Final = frozenset(
+POINTWISE: Final = frozenset(  # Names of element-wise operations, without `aten::`
     # Operations with torch's tag `pointwise`, except special functions, which are compute-bound.
     "__ilshift_ __ixor_ __lshift_ __rshift_ __xor_ _conj_physical abs acos acosh add addcdiv addcmul angle asin asinh "
     "atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu "
@@ -117,12 +116,10 @@ POINTWISE: Final = frozenset(
     "mse_loss_backward native_dropout prelu rrelu_with_noise rrelu_with_noise_backward smooth_l1_loss "
     "smooth_l1_loss_backward soft_margin_loss softplus_backward softshrink_backward".split()
 )
-"""Names of element-wise operations, without `aten::`."""
 
-RECORDED_WITH_STRIDES: Final = frozenset(
+RECORDED_WITH_STRIDES: Final = frozenset(  # Operations whose kernels depend on the layout of their operands
     f"aten::{name}{suffix}" for name in {*POINTWISE, "_to_copy", "copy", "cat", "stack"} for suffix in ("", "_")
 ) - {"aten::equal", "aten::positive"}
-"""Operations whose kernels depend on the layout of their operands."""
 
 Operand = tuple[Sequence[int], Sequence[int]]  # Sizes and strides of a tensor, in elements
 

@@ -29,15 +29,14 @@ def named(text: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in text.split())
 
 
-LOWER: Final = named(
+LOWER: Final = named(  # Operations that run in 16 bits
     "convolution _convolution conv_tbc _prelu_kernel addmm addmv addr mm mv addbmm baddbmm bmm linear "
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell"
 ) | {ATTENTION, *RECURRENT}
-"""Operations that run in 16 bits."""
 
 LOWER_BACKWARD: Final = LOWER | named("convolution_backward _prelu_kernel_backward")
 
-FLOAT32: Final = named(
+FLOAT32: Final = named(  # Operations that run in float32
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus native_layer_norm "
     "native_group_norm nll_loss_forward nll_loss2d_forward smooth_l1_loss huber_loss mse_loss soft_margin_loss "
     "multilabel_margin_loss_forward multi_margin_loss binary_cross_entropy_with_logits dist _pdist_forward "
@@ -45,7 +44,6 @@ FLOAT32: Final = named(
     "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
     "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa _softmax _log_softmax"
 ) | {RMS_NORM}
-"""Operations that run in float32."""
 
 FLOAT32_BACKWARD: Final = named(
     "native_layer_norm_backward native_group_norm_backward nll_loss_backward nll_loss2d_backward mse_loss_backward "
@@ -57,10 +55,9 @@ FLOAT32_BACKWARD: Final = named(
 SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")
 """Operations that read 16 bits and return float32, unless a dtype is given."""
 
-WIDEST: Final = named(
+WIDEST: Final = named(  # Operations that run in the widest dtype of their tensors
     "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
 )
-"""Operations that run in the widest dtype of their tensors."""
 
 BANNED: Final = "aten::binary_cross_entropy"
 

@@ -42,7 +42,7 @@ PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
 WAITED_SHARE: Final = 0.1
 """Minimum share of a step that waits take: of a profiled step to count, of a predicted step to be shown first."""
 
-DTYPE_BYTES: Final[Mapping[str, int]] = {
+DTYPE_BYTES: Final[Mapping[str, int]] = {  # Bytes per element, by dtype in torch's spelling without `torch.`
     "float64": 8,
     "float32": 4,
     "float16": 2,
@@ -66,7 +66,6 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "uint32": 4,
     "uint64": 8,
 }
-"""Bytes per element, by dtype in torch's spelling without `torch.`."""
 
 
 @final
@@ -567,13 +566,12 @@ def _list_of(read: Read) -> Read:
     return lambda value: tuple([read(item) for item in value.items()])
 
 
-_BY_NAME: Final[Mapping[str, Read]] = {
+_BY_NAME: Final[Mapping[str, Read]] = {  # Readers of fields whose bounds do not follow from their type
     **dict.fromkeys(("batches", "samples", "world_size", "num_nodes"), lambda value: value.integer(minimum=1)),
     **dict.fromkeys(("start_seconds", "launch_start_seconds", "host_start_seconds"), Checked.any_number),
 }
-"""Readers of fields whose bounds do not follow from their type."""
 
-_BY_TYPE: Final[Mapping[str, Read]] = {
+_BY_TYPE: Final[Mapping[str, Read]] = {  # Readers of fields by their type
     "str": Checked.text,
     "int": Checked.integer,
     "float": Checked.number,
@@ -595,7 +593,6 @@ _BY_TYPE: Final[Mapping[str, Read]] = {
     "Flags": lambda row: Flags(**_fields_of(row, Flags)),
     "Trace": _trace_from_json,
 }
-"""Readers of fields by their type."""
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:

@@ -59,7 +59,7 @@ VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variabl
 """Variables of the regression, in display order. `flops_per_byte` is not a regression variable: it only detects GPUs
 whose ratio exceeds the ratio of all past runs (extrapolation)."""
 
-WORDS: Final[dict[Variable, str]] = {
+WORDS: Final[dict[Variable, str]] = {  # Display names of the variables
     "iterations": "iterations",
     "batch_size": "batch size",
     "flops_per_second": "FLOP/s",
@@ -71,7 +71,6 @@ WORDS: Final[dict[Variable, str]] = {
     "sequence_length": "sequence length",
     "flops_per_byte": "FLOP/s for each byte/s of memory",
 }
-"""Display names of the variables."""
 
 POWER_DTYPE: Final = "float32"
 """A GPU's computing power is its sustained rate for large matmuls in this dtype. On the L4, the sustained rate is
@@ -166,7 +165,7 @@ def _check(name: str, value: float | None, *, above: bool) -> None:
         raise InvalidArgumentError(f"{name}={value!r}; expected {expected}.")
 
 
-FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {  # Fields of a run, with the column names that trackers use for them
     "seconds": ("Runtime", "_runtime", "duration_seconds"),
     "iterations": ("global_step", "trainer/global_step", "train/global_step", "max_steps"),
     "batch_size": ("per_device_train_batch_size",),
@@ -179,7 +178,6 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "inner_modules": (),
     "sequence_length": (),
 }
-"""Fields of a run, with the column names that trackers use for them."""
 
 REQUIRED: Final = ("seconds", "iterations", "batch_size")
 

@@ -40,11 +40,10 @@ PrecisionClass = Literal["16 bits", "TF32", "float32", "float8", "other"]
 SourceSplit = Literal["held out", "fitted"]
 TrainedPart = Literal["all", "adapters", "adapters over 4 bits"]
 
-SPLITS: Final[Mapping[SourceSplit, str]] = {
+SPLITS: Final[Mapping[SourceSplit, str]] = {  # Meaning of each split
     "held out": "no constant was chosen on this source",
     "fitted": "some constants were chosen on this source, so expect larger errors on others",
 }
-"""Meaning of each split."""
 
 PRECISIONS: Final[Mapping[str, PrecisionClass]] = {
     "float16": "16 bits",

@@ -26,14 +26,13 @@ from lightning_predict.hardware.layouts import Layout, in_trays, layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
-CLOUDS: Final[Mapping[str, str]] = {
+CLOUDS: Final[Mapping[str, str]] = {  # SkyPilot's cloud name (SkyPilot 0.14) by provider name in lower case
     name: name
     for name in (
         "aws azure cudo do fluidstack gcp hyperbolic ibm lambda mithril nebius oci paperspace primeintellect runpod "
         "scp seeweb shadeform vast verda yotta"
     ).split()
 } | {"oracle cloud": "oci"}
-"""SkyPilot's cloud name (SkyPilot 0.14) by provider name in lower case."""
 
 ACCELERATORS: Final[Mapping[str, str]] = {
     "A100-PCIe-40GB": "A100",
@@ -57,13 +56,12 @@ ACCELERATORS: Final[Mapping[str, str]] = {
 }
 """SkyPilot's accelerator names that differ from ours by more than a missing hyphen (`RTX-4090`: `RTX4090`)."""
 
-RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
+RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {  # RunPod's accelerator names, which distinguish form factors
     "A100-SXM-80GB": "A100-80GB-SXM",
     "H100-NVL-94GB": "H100-NVL",
     "H100-SXM-80GB": "H100-SXM",
     "H200-SXM-141GB": "H200-SXM",
 }
-"""RunPod's accelerator names, which distinguish form factors."""
 
 _SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
 _GEFORCE: Final = re.compile(r"RTX-")

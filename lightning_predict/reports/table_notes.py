@@ -42,7 +42,7 @@ LARGE_INDIRECT_SHARE: Final = 0.1
 """A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict at least this share of GPU
 time."""
 
-_METHODS: Final = {
+_METHODS: Final = {  # Description of each method in `StepPrediction.coverage`
     "measured": "measured here",
     "mlp": "a network trained on the operation and dtype",
     "proxy": "a surrogate operation or dtype",
@@ -51,7 +51,6 @@ _METHODS: Final = {
     "formula": "a formula of tiles or caches",
     "roofline": "peak arithmetic and bandwidth only",
 }
-"""Description of each method in `StepPrediction.coverage`."""
 
 
 def table_notes(

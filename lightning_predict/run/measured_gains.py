@@ -28,7 +28,7 @@ from lightning_predict.timeline.host import WAITING_OPERATIONS
 _TRUE: Final = {"bfloat16": "bf16-true", "float16": "half"}
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
-_CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
+_CHANGES: Final[Mapping[tuple[str, str, str], str]] = {  # Name of each change by (setting, value before, value after)
     **{("precision", "32", name): name for name in (*_TRUE.values(), *_MIXED.values())},
     ("tf32", "off", "on"): "tf32",
     ("compiled", "off", "on"): "compile",
@@ -37,7 +37,6 @@ _CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
     ("attention", "written out", "one call"): "sdpa",
     ("waits", "each step", "none"): "fewer_waits",
 }
-"""Name of each change by (setting, value before, value after)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

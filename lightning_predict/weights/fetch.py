@@ -32,11 +32,10 @@ PAUSE_SECONDS: Final = 0.5  # Seconds before the first retry. The pause doubles 
 REDIRECTS: Final = 3
 CHUNK_BYTES: Final = 1 << 16
 
-REMEDY: Final = (
+REMEDY: Final = (  # Advice to the user if weights cannot be downloaded
     "Check the address and the connection, or unset it (argument `weights`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the "
     "bundled weights."
 )
-"""Advice to the user if weights cannot be downloaded."""
 
 RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 

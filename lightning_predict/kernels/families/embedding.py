@@ -277,11 +277,10 @@ def _bag_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, 
     )
 
 
-FBGEMM_OPTIMIZERS: Final = (
+FBGEMM_OPTIMIZERS: Final = (  # Optimizers that FBGEMM fuses into its tables, each with its own look-up function
     "sgd approx_sgd adagrad rowwise_adagrad approx_rowwise_adagrad rowwise_weighted_adagrad "
     "rowwise_adagrad_with_counter adam partial_rowwise_adam lamb partial_rowwise_lamb lars_sgd none"
 ).split()
-"""Optimizers that FBGEMM fuses into its tables, each with its own look-up function."""
 
 ASSUMED_DIM: Final = 64  # Assumed numbers per row if a trace does not contain them
 

@@ -280,11 +280,10 @@ _BY_FIRST: Final[dict[str, _Recipe]] = {
 }
 """Operations with the matrix as first input, and right-hand sides, if any, as last input."""
 
-_BY_SECOND: Final[dict[str, _Recipe]] = {
+_BY_SECOND: Final[dict[str, _Recipe]] = {  # Operations with right-hand sides as first input
     **dict.fromkeys(("lu_solve", "_cholesky_solve_helper", "cholesky_solve"), _two_solves),
     "triangular_solve": _triangular,
 }
-"""Operations with right-hand sides as first input."""
 
 
 @translates(*(f"aten::{name}" for name in _BY_FIRST))

@@ -200,13 +200,12 @@ LAYERS: Final[Mapping[str, Benchmark]] = {
 
 # --- Images: convolutions in one to three dimensions and transposed, and pooling
 
-SIDES: Final[Mapping[str, tuple[str, ...]]] = {
+SIDES: Final[Mapping[str, tuple[str, ...]]] = {  # Names of the spatial dimensions of the input, by convolution
     "conv1d": ("length",),
     "conv2d": ("height", "width"),
     "conv3d": ("depth", "height", "width"),
     "conv_transpose2d": ("height", "width"),
 }
-"""Names of the spatial dimensions of the input, by convolution."""
 
 LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
 """Maximum size of a spatial dimension, by convolution."""
@@ -215,12 +214,11 @@ ODD_SHARE: Final = 0.1  # Share of convolutions that are not square; also the sh
 PICTURE_SHARE: Final = 0.05  # Share of convolutions whose input has three channels
 CHANNELS_LAST_SHARE: Final = 0.6  # Share of convolutions with channels-last inputs, which most 16-bit training uses
 
-_FORMATS: Final = {
+_FORMATS: Final = {  # torch's channels-last memory format by operation; conv1d has no such format
     "conv2d": torch.channels_last,
     "conv_transpose2d": torch.channels_last,
     "conv3d": torch.channels_last_3d,
 }
-"""torch's channels-last memory format by operation; conv1d has no such format."""
 
 
 def _word(operation: str, setting: str, side: str) -> str:
@@ -387,18 +385,16 @@ BY_DATA: Final[Mapping[str, Forward]] = {
 }
 """Operations with a gradient only for `data`, or without a named backward operation."""
 
-BY_OTHER: Final[Mapping[str, Forward]] = {
+BY_OTHER: Final[Mapping[str, Forward]] = {  # Operations on positive numbers, with a gradient for `other`
     "pow": lambda x: torch.pow(x.other, x.other),
     "log": lambda x: torch.log(x.other),
     "sqrt": lambda x: torch.sqrt(x.other),
 }
-"""Operations on positive numbers, with a gradient for `other`."""
 
-BY_SCALE: Final[Mapping[str, Forward]] = {
+BY_SCALE: Final[Mapping[str, Forward]] = {  # Operations with a gradient for `data` and `scale`
     "layer_norm": lambda x: functional.layer_norm(x.data, (x.data.shape[1],), x.scale, x.scale),
     "rms_norm": lambda x: functional.rms_norm(x.data, (x.data.shape[1],), x.scale),
 }
-"""Operations with a gradient for `data` and `scale`."""
 
 
 def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrices:

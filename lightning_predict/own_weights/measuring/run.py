@@ -48,14 +48,13 @@ from lightning_predict.own_weights.training.factors import is_enough_for_a_facto
 from lightning_predict.own_weights.training.tables import read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, fitted_rows
 
-DTYPES: Final = {
+DTYPES: Final = {  # dtype of the tensors by compute dtype. `tf32` also turns on both TF32 switches of torch.
     "float32": torch.float32,
     "tf32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-"""dtype of the tensors by compute dtype. `tf32` also turns on both TF32 switches of torch."""
 
 LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7  # Maximum bytes of a shape on a CPU, where only the command is tested

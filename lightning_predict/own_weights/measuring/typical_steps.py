@@ -110,7 +110,7 @@ TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
 """Makers of training steps by name. Each takes the device of the step, and `capturable`."""
 
 
-IMAGE_STEPS: Final[Mapping[str, int]] = {
+IMAGE_STEPS: Final[Mapping[str, int]] = {  # Batch sizes of models of timm; of each family one
     "resnext50_32x4d": 64,
     "densenet121": 64,
     "deit3_small_patch16_224": 128,
@@ -128,7 +128,6 @@ IMAGE_STEPS: Final[Mapping[str, int]] = {
     "levit_256": 128,
     "mixer_b16_224": 64,
 }
-"""Batch sizes of models of timm; of each family one."""
 
 TEXT_STEPS: Final[Mapping[str, Shape]] = {
     "Qwen/Qwen2.5-0.5B": (4, 1024),

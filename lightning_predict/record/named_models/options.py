@@ -13,7 +13,7 @@ from lightning_predict.record.precision import PRECISIONS, Precision, precision_
 
 QUANTIZATIONS: Final = get_args(Quantization)
 
-RECIPES: Final[Mapping[str, str]] = {
+RECIPES: Final[Mapping[str, str]] = {  # What training scripts do besides, by name
     "reference": "DPO's loss of pairs, with a frozen reference model (with LoRA: the model without its adapters)",
     "encoders": "the autoencoder and the text encoders of a diffusion model run in each step, frozen",
     "autocast": "a 16-bit model runs under autocast, as with bf16=True in Hugging Face's Trainer",
@@ -21,7 +21,6 @@ RECIPES: Final[Mapping[str, str]] = {
     "16-bit-adapters": "LoRA's adapters in the dtype of the model",
     "float32-rest": "parameters outside layers in 4 bits in float32 (PEFT's prepare_model_for_kbit_training)",
 }
-"""What training scripts do besides, by name."""
 
 
 @final
