@@ -118,8 +118,7 @@ PAIR_HALF_WIDTHS: Final = (0.065, 0.194, 0.0)
 """Minimum half width of a ratio of two GPUs' times: with the same kernels, with other kernels of the same units, and
 with other units."""
 
-SCATTER: Final = 0.35
-"""Size (in log) of the networks' error on a network's or an operation's times; half of such a residual counts."""
+SCATTER: Final = 0.35  # Size (in log) of the networks' error on a network's or operation's times; half of it counts
 CARRIED_SCATTER: Final = 0.15
 """A deviation of this size (in log) is transferred by half from one 16-bit dtype of a GPU to the other dtype."""
 

@@ -30,9 +30,7 @@ measured pair of steps, with and without such a change, validates the gain; `no`
 
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | bool | None  # Value of a JSON document
-
-_JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}
-"""Names in JSON that differ from the attributes."""
+_JSON_NAMES: Final = {"seconds": "step_seconds", "memory": "memory_bytes"}  # JSON names that differ from attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

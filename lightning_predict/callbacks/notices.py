@@ -20,8 +20,7 @@ from lightning_predict.weights.source import address_of
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-WEBHOOK_SECONDS: Final = 10.0
-"""Timeout in seconds for a webhook's connection, and for its response. Training waits for both."""
+WEBHOOK_SECONDS: Final = 10.0  # Timeout in seconds for a webhook's connection and response. Training waits for both.
 
 
 def check_webhook(webhook: str) -> None:

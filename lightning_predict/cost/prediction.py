@@ -38,8 +38,7 @@ class Price:
     priced_on: str | None = None  # Date of the price, as listed (a day or a month); None if there is no offer
     provider: str | None = None  # Name of the provider; None if there is no offer
     fresh_days: int | None = None  # Age in days up to which the price is fresh; None if there is no offer
-    # Number of GPUs of each machine, all of which must be paid for; None if there is no offer
-    machine_gpus: int | None = None
+    machine_gpus: int | None = None  # Number of GPUs of each machine, which are all paid for; None without an offer
 
     def stale_days(self, today: str | None) -> int | None:
         """Return the age of the price in days on an ISO day; None if the price is still fresh."""

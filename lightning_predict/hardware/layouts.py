@@ -54,8 +54,7 @@ class Layout:
     gpu: Gpu  # The GPU
     gpus_per_node: int = 1  # Number of GPUs used per machine
     nodes: int = 1  # Number of machines
-    # Instance type that the user requested, which then determines the price; None if the user named a GPU
-    machine: str | None = None
+    machine: str | None = None  # Instance type that the user requested, which then determines the price; otherwise None
     # GPU name as typed by the user, if the name is ambiguous; otherwise None
     requested_name: str | None = field(default=None, compare=False)
     # Network between the machines, as stated by the provider. If None, predictions use the network of the priced cloud

@@ -222,10 +222,8 @@ class Generation:
     has_warp_group_matmul: bool = False
     has_large_workspaces: bool = False
     exponentials_per_clock: float = 16.0  # Exponential functions that a multiprocessor starts in a clock cycle
-    # Memory of the CUDA context and loaded code, as (low, middle, high)
-    context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
-    # As `context_mebibytes`, with CUDA 13 or later; None if unmeasured
-    light_context_mebibytes: tuple[int, int, int] | None = None
+    context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)  # Memory of CUDA context and code, (low, middle, high)
+    light_context_mebibytes: tuple[int, int, int] | None = None  # The same with CUDA 13 or later; None: unmeasured
     # Equivalent NVIDIA compute capability, for the networks, which are trained only on NVIDIA GPUs; None for NVIDIA
     # GPUs
     nvidia_equivalent: tuple[int, int] | None = None
@@ -240,8 +238,7 @@ _HOPPER: Final = replace(
 )
 _BLACKWELL: Final = replace(_HOPPER, chip="blackwell", context_mebibytes=(500, 1200, 1600))
 
-_WIDE_CONTEXT: Final = (200, 800, 2000)
-"""Range of the context memory for ROCm, which was not measured; covers all CUDA generations."""
+_WIDE_CONTEXT: Final = (200, 800, 2000)  # Range of the context memory for ROCm (unmeasured), which covers all of CUDA
 
 _CDNA: Final = replace(_AMPERE, context_mebibytes=_WIDE_CONTEXT, nvidia_equivalent=(8, 0))
 _RDNA: Final = replace(

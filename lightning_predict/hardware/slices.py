@@ -23,8 +23,7 @@ from lightning_predict.hardware.records import Gpu
 
 SLICES_FILE: Final = "mig.toml"
 
-MEMORY_SLICES: Final = 8
-"""Number of equal parts into which MIG divides memory, bandwidth and L2 cache (NVIDIA, MIG User Guide)."""
+MEMORY_SLICES: Final = 8  # Equal parts into which MIG divides memory, bandwidth and L2 cache (NVIDIA, MIG User Guide)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,7 @@ of 400 Gbit/s for the DGX H100 and B200."""
 
 ETHERNET_BYTES_PER_SECOND: Final = 12_500_000_000.0  # Network bandwidth of one machine without NVLink
 NETWORK_SHARE: Final = 0.9  # Share of the network's line rate that collectives reach
-
-SOCKET_SHARE: Final = 0.5
-"""Share of the line rate that collectives reach with TCP sockets, where the CPU copies each byte (no RDMA)."""
+SOCKET_SHARE: Final = 0.5  # Share of the line rate that collectives reach with TCP sockets; the CPU copies each byte
 
 
 @dataclass(frozen=True, slots=True)

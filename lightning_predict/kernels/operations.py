@@ -77,8 +77,7 @@ class CountedShape:
     shape: OperationShape
 
 
-NamedFeatures = Mapping[str, Array]
-"""Arrays by feature name, of shape (gpus, shapes). An axis without influence has the length 1."""
+NamedFeatures = Mapping[str, Array]  # Arrays by feature name, (gpus, shapes); the length is 1 without influence
 
 Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
 """Function that returns the operations, with shapes, that a recorded call computes; None if it does not support the
@@ -187,8 +186,7 @@ class OperationSpec:
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Minimum FLOPs of any algorithm in use; None for the FLOPs of the textbook algorithm
     minimum_flops: Callable[[Columns], Array] | None = None
-    # Bytes of one element, if independent of the dtype (for a copy that is counted in bytes)
-    element_bytes: float | None = None
+    element_bytes: float | None = None  # Bytes of one element, if independent of the dtype (a copy counted in bytes)
     aten: tuple[str, ...] = ()  # Dispatcher calls that compute exactly this operation
     # Returns the operations with shapes, from the name of this operation, a call in `aten`, and the flags of the trace.
     # Calls that compute several operations are registered with `translates` instead.

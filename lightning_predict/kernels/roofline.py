@@ -171,9 +171,7 @@ registers (Ada, GeForce Blackwell), shared memory, or tensor memory."""
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
 """Watts per FLOP, relative to a 16-bit FLOP, for CUDA cores and for tensor cores at half the rate."""
 
-HEADROOM: Final = 1.25
-"""Maximum rate of a matmul relative to the sustained rate, which is exceeded in bursts and at the best shapes."""
-
+HEADROOM: Final = 1.25  # Maximum rate of a matmul relative to the sustained rate, exceeded in bursts and at best shapes
 TRANSPOSED_WATTS: Final = 1.6  # Watts of a matmul A·Bᵀ on CUDA cores, relative to A·B
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")  # Dtypes whose sustained rates are modelled
 

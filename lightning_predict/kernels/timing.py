@@ -455,8 +455,7 @@ class TimeBound:
     name: str
     # Returns whether the bound may apply to a shape, which is given as requested and as computed
     applies_to: Callable[[OperationShape, OperationShape, KernelModels | None], bool]
-    # Clamps the times of the shapes to which the bound applies
-    clamp: Callable[[OperationTimes, TimingRequest], OperationTimes]
+    clamp: Callable[[OperationTimes, TimingRequest], OperationTimes]  # Clamps the times to which the bound applies
 
 
 def _alternative(shape: OperationShape) -> tuple[Alternative, OperationShape] | None:

@@ -59,8 +59,7 @@ class FoundStrategy:
 class BatchLimits:
     """Limits that the user sets on the batch of a step."""
 
-    # Samples of all GPUs per optimizer step; None for one recorded batch per data-parallel group
-    global_batch: int | None = None
+    global_batch: int | None = None  # Samples per step of all GPUs; None: one recorded batch per data-parallel group
     max_micro_batch: int | None = None  # Maximum number of samples per micro-batch; None for no limit
 
     def __post_init__(self) -> None:

@@ -69,8 +69,7 @@ class Stage:
     passes: SimulatedTimeline  # Simulation of `pass_work`
     reduced_bytes: tuple[float, ...]  # Message sizes of the tensor-parallel all-reduces, per micro-batch
     routed_bytes: tuple[float, ...]  # Message sizes of the expert-parallel all-to-alls, per micro-batch
-    # Sizes of keys and values that circulate in the context-parallel group, per micro-batch
-    ring_bytes: tuple[float, ...]
+    ring_bytes: tuple[float, ...]  # Sizes of keys and values that circulate in the context-parallel group
     attention_seconds: Array  # Time of attention on each GPU model, which overlaps with the ring, shape (gpus,)
     weight_share: Array  # Share of a micro-batch's time that computes weight gradients, shape (gpus,)
     sent_tensors: int  # Number of tensors (activations and gradients) sent to neighbouring stages, per micro-batch

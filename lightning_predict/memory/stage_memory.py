@@ -81,8 +81,7 @@ class RankStep:
 
     part: ModelPart
     blocks: Blocks  # Memory blocks of the step, without `Blocks.lasting`
-    # Phase and module of each operation of the rank; empty if no unit is sharded
-    operations: Sequence[tuple[str, str | None]]
+    operations: Sequence[tuple[str, str | None]]  # Phase and module of each operation; empty without sharded units
     is_added_up: bool = False  # Whether the gradients of several micro-batches or batches are added
     # Index of the operation at which a compiled backward pass returns all gradients; 0 if the pass is not compiled as
     # one, or if later micro-batches have the same peak

@@ -197,8 +197,7 @@ def memory_need(
     return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
 
 
-STUDENT_95: Final = 2.353
-"""Scales of Student's t distribution with 3 degrees of freedom from its middle to either end of an interval."""
+STUDENT_95: Final = 2.353  # Scale from the middle to an end of Student's t distribution with 3 degrees of freedom
 
 
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:

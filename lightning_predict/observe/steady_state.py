@@ -40,10 +40,7 @@ MAX_VALUES: Final = 1024  # Maximum number of stored values. At this number, nei
 SLOW_RATIO: Final = 1.5  # Ratio to the median above which a value is slow
 KEPT_SHARE: Final = 0.25  # Minimum share of the values that are used, even if the earlier values were slower
 MIN_KEPT: Final = 4  # Minimum number of values that are used
-
-AGREEMENT: Final = 1.2
-"""Number of standard errors by which the first half may be slower than the second half without being a warm-up."""
-
+AGREEMENT: Final = 1.2  # Standard errors by which the first half may be slower than the second without a warm-up
 TOLERANCE: Final = 0.01  # Relative difference between the halves that is never taken for a warm-up
 FLOOR_HIGH: Final = 1.4  # Minimum upper half width relative to the mean, divided by sqrt(n)
 FLOOR_LOW: Final = 0.2  # Minimum lower half width relative to the mean, divided by sqrt(n)

@@ -58,9 +58,7 @@ NO_CUDA: Final = "no CUDA device"
 SESSIONS: Final = 4
 STEPS: Final = 100  # Recordings of the same step, as later ones may lose kernels, and steps of a timed loop
 QUEUED_SECONDS: Final = 1.5  # Seconds of queued GPU work during which the depth of the launch queue is measured
-
-LONG_MATMUL_SECONDS: Final = 0.008
-"""Minimum duration of a matmul in the queue, whose launch takes as long if the queue is full."""
+LONG_MATMUL_SECONDS: Final = 0.008  # Minimum time of a matmul in the queue, whose launch takes as long in a full queue
 
 FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384

@@ -19,9 +19,7 @@ from lightning_predict.planning.local_search import JobStage, JobStages
 from lightning_predict.planning.objective import expected_seconds, late_factors, machine_share
 from lightning_predict.planning.problem import Configuration, PlanningProblem, PlanState
 
-MOST_JOBS: Final = 40
-"""Most jobs of a problem to anneal. The time of one list schedule grows with the square of the number of jobs."""
-
+MOST_JOBS: Final = 40  # Maximum number of jobs to anneal. Time grows with the square of the number of jobs.
 COOLING: Final = (0.15, 0.003)  # Temperature at the start, relative to the cost, and at the end, relative to the start
 CHANGES: Final = (30_000, 200_000)  # Most list schedules to compare, and most list schedules times jobs
 

@@ -55,8 +55,7 @@ DSTACK_BACKENDS: Final = frozenset("aws azure crusoe gcp lambda nebius runpod ve
 
 OTHER_DSTACK_BACKENDS: Final = {"oracle cloud": "oci", "vast": "vastai"}
 
-INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"
-"""Well-known Kubernetes label with the instance type of a cloud's machine."""
+INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"  # Kubernetes' label of an instance type
 
 GPU_LABEL: Final = "nvidia.com/gpu.product"
 """Label with the name of a node's GPU, which NVIDIA's GPU feature discovery sets (a part of its GPU operator)."""

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 
-MOST_WAITING: Final = 60
-"""Waiting jobs that a decision considers. A plan of 1,000 jobs takes 10 s with 60, and minutes with all."""
+MOST_WAITING: Final = 60  # Waiting jobs that a decision considers: 1,000 jobs take 10 s with 60, minutes with all
 
 
 @lru_cache(maxsize=256)

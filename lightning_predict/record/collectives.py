@@ -84,8 +84,7 @@ def exchanges(kernel: str) -> bool:
     return _EXCHANGES.search(qualified.rpartition("::")[2]) is not None
 
 
-_TAIL: Final = re.compile(r"[<(].*", re.DOTALL)
-"""Template arguments and parameters, which may contain the names of other functions."""
+_TAIL: Final = re.compile(r"[<(].*", re.DOTALL)  # Template arguments and parameters, which may name other functions
 
 
 def _alone(trace: Trace) -> Trace:

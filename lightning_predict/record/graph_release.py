@@ -14,13 +14,8 @@ from collections import deque
 from typing import Any, Final
 from weakref import ref
 
-INTERVAL: Final = 2_000
-"""Number of nodes between two rows, which needs about 0.4 MB of stack if no skip connection bypasses a row."""
-
-ROW: Final = 64
-"""Number of nodes in a row.
-
-A row has more nodes than a transformer block, so a path that bypasses the row is short."""
+INTERVAL: Final = 2_000  # Nodes between two rows, about 0.4 MB of stack if no skip connection bypasses a row
+ROW: Final = 64  # Nodes in a row: more than in a transformer block, so a path that bypasses the row is short
 
 _KEY: Final = "lightning_predict"
 

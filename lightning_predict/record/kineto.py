@@ -94,8 +94,7 @@ _TF32_BY_KERNELS: Final = "The file does not contain the TF32 setting; its matmu
 
 _MATMULS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
-_TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
-"""Names of kernels that round float32 to TF32 for the tensor cores."""
+_TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")  # Kernels that round float32 to TF32 for tensor cores
 
 
 _UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")

@@ -54,8 +54,7 @@ _FORWARD_CONVOLUTIONS: Final = frozenset({"aten::convolution", "aten::_convoluti
 _CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
 CONVOLUTIONS: Final = _FORWARD_CONVOLUTIONS | {_CONVOLUTION_BACKWARD}
 
-_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Channels-last memory format by number of dimensions."""
+_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # Format by number of dimensions
 
 
 def with_cuda_strides(name: str, args: Args, output: Any) -> Any:

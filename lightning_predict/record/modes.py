@@ -79,8 +79,7 @@ class Recorder(Protocol):
 
     operations: list[Operation]
     pauses: PauseTimer  # Timer that is called when an operation begins, and when it has run and is recorded
-    # Error that each further operation of the step raises; None lets the step run to its end
-    raised_in_step: CaptureError | None
+    raised_in_step: CaptureError | None  # Error that each further operation of the step raises; None: the step goes on
 
     def record_operation(self, schema: Schema, args: Args, kwargs: Kwargs, output: Any) -> None:
         """Record an operation that has run. This must not raise."""
@@ -120,8 +119,7 @@ class Schema:
     decomposes: bool  # Whether the operator is a composite, which torch decomposes for tensors with autograd
     asks: bool = False  # Whether the operator only queries a device or layout, and computes nothing
     marks: bool = False  # Whether the operator only marks a range for profilers
-    # Whether the memory format of the result must be corrected on the meta device (`meta_device.py`)
-    is_convolution: bool = False
+    is_convolution: bool = False  # Whether the result's memory format is to be corrected on meta (`meta_device.py`)
     # Defaults of omitted arguments as JSON values, by the number of positional arguments that are passed
     left_out: tuple[Mapping[str, Any], ...] = ()
 

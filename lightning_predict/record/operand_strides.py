@@ -29,8 +29,7 @@ from typing import Any, Final
 
 # --- Images and matmul factors
 
-CHANNELS_LAST: Final = "channels_last"
-"""Argument of a convolution or batch norm with channels-last images; absent for channels first."""
+CHANNELS_LAST: Final = "channels_last"  # Argument of a convolution or batch norm with channels-last images; else absent
 
 IMAGES_AT: Final[Mapping[str, int]] = {  # Convolutions, with the position of the images among their arguments
     "aten::convolution": 0,

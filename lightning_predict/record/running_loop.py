@@ -29,9 +29,7 @@ MIN_BATCHES: Final = 3  # Minimum number of batches in a block. With fewer, the 
 BLOCKS_OF_A_RUN: Final = 4
 """Minimum length of the remaining run, as a number of blocks, for timing a block before the first prediction."""
 
-HOST_AHEAD_SHARE: Final = 0.9
-"""Maximum share of a block that host work and waits may take, so that the device never runs out of work."""
-
+HOST_AHEAD_SHARE: Final = 0.9  # Maximum share of a block of host work and waits, so that the device never runs dry
 MAX_TRIES: Final = 2  # Maximum number of attempts to time a block. If epochs are shorter, none succeeds.
 
 

@@ -114,9 +114,7 @@ CUDA's `native_dropout` keeps one byte per element."""
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 
-ATTENTION_KERNEL: Final = "attention_kernel"
-"""Argument of an attention call that names its kernel, if it is not torch's default."""
-
+ATTENTION_KERNEL: Final = "attention_kernel"  # Argument of an attention call with its kernel's name, if not the default
 WRITTEN_OUT: Final = "written_out"  # Name for attention as two matmuls and a softmax, as before torch 2.0
 
 RMS_NORM: Final = "aten::rms_norm"

@@ -62,8 +62,7 @@ class NetworkEstimate:
     seconds: float  # Device time of a step, excluding layers of unknown kinds
     layers: int
     unknown: Mapping[str, int]  # Number of calls of unknown kinds, by kind
-    # Ratio of a kind's largest work to the largest work in the fit, for kinds where it exceeds 1
-    beyond: Mapping[str, float]
+    beyond: Mapping[str, float]  # Ratio of a kind's largest work to the largest in the fit, where it exceeds 1
 
 
 @dataclass(frozen=True, slots=True)

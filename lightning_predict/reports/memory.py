@@ -76,8 +76,7 @@ class MemoryReport:
     # Sets of changes with which the step fits: the smallest first, then those that take less time; None if it fits, or
     # no set was tried
     ways: tuple[WayToFit, ...] | None = None
-    # Sentence that states the memory of each GPU of a multi-GPU layout; None for a single GPU
-    multi_gpu_sentence: str | None = None
+    multi_gpu_sentence: str | None = None  # Sentence on the memory of each GPU of a layout; None for a single GPU
     last_resort: str = "Share the model among GPUs"  # What to do if `ways` is empty
     tried: tuple[str, ...] = ()  # Changes that were tried besides those of every step
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 
 RUNS_THAT_COUNT: Final = 10  # A correction is the median over at most this number of latest runs of a model on a GPU
-
-MAX_HISTORY_BYTES: Final = 16 << 20
-"""Maximum number of bytes that are read, about 20,000 runs. Reading more would delay a hook."""
+MAX_HISTORY_BYTES: Final = 16 << 20  # Maximum number of bytes to read, about 20,000 runs. More would delay a hook.
 
 MAX_EXTRAPOLATION: Final = 2.0
 """Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
@@ -58,13 +56,11 @@ class HistoryRecord:
     predicted_seconds: float
     actual_seconds: float
     date: str
-    # Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None if unknown
-    model: str | None = None
+    model: str | None = None  # Fingerprint of the model without the batch size (`model_fingerprint_of`); None: unknown
     num_gpus: int = 1
     # Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if unknown
     architecture: str | None = None
-    # Settings of the step, from `own_gains.settings_of`; empty if unknown
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)  # Settings (`own_gains.settings_of`); empty if unknown
     # Predicted speed-up of each suggested change, by name, as (low, middle, high)
     foretold: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 

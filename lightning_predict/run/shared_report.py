@@ -33,8 +33,7 @@ VERSION: Final = "lightning_predict"
 LIMITS: Final[Mapping[str, float]] = {"seconds": 1e8, "bytes": 1e15, "minutes": 1e6}
 """Maximum values by the last word of a key: three years, a petabyte. A larger value is in another unit."""
 
-LARGEST_RATIO: Final = 100.0
-"""Maximum ratio between the predicted and the actual time of a run; beyond it, one is of something else."""
+LARGEST_RATIO: Final = 100.0  # Maximum ratio between predicted and actual time; beyond it, one is of something else
 
 _PRIVATE: Final[Mapping[str, re.Pattern[str]]] = {
     "a path": re.compile(

@@ -50,8 +50,7 @@ class Loader:
     """
 
     seconds_per_batch: float = 0.0  # Wait for a batch. If `overlaps`, the time in which the workers load a batch.
-    # Whether batches are loaded during the step. The step then takes the longer of both times, not their sum.
-    overlaps: bool = False
+    overlaps: bool = False  # Whether batches load during the step, which then takes the longer time, not the sum
     spread: tuple[float, float] = (1.0, 1.0)  # Ends of the interval of `seconds_per_batch`, as factors
     is_reliable: bool = True  # Whether enough waits were measured to call the loader a bottleneck
 
@@ -135,8 +134,7 @@ class Run:
     samples_per_iteration: int | None = None  # Number of samples of one training step on all GPUs; None if unknown
     epoch_seconds: float | None = None  # Training time of one epoch; None if the length of an epoch is unknown
     epoch_iterations: int | None = None  # Number of training steps of one epoch; None if unknown
-    # Time in which the loader loads the batches of one step; hidden if the loader overlaps with the step
-    loader_seconds: float = 0.0
+    loader_seconds: float = 0.0  # Time in which the loader loads a step's batches; hidden if they load during the step
     loader_is_reliable: bool = True  # Whether enough waits were measured to call the loader a bottleneck
     checkpoint_seconds: float | None = 0.0  # Seconds of all remaining checkpoints; None if unknown
     checkpoint_is_estimated: bool = False  # Whether the checkpoint time is estimated, because no checkpoint was timed

@@ -61,8 +61,7 @@ class NetworkWeights:
     high: Float32Array  # Maximum of each feature in the training data, shape (features,). Larger values are clamped.
     lowest_utilisation: float  # Lower bound on predicted utilisation, in (0, 1)
     layers: tuple[Layer, ...]  # Layers in order. The last layer has one output.
-    # Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all other pairs
-    interval: Mapping[str, float]
+    interval: Mapping[str, float]  # Half width of the 90 % interval in log, by "operation/dtype"; "*" for all others
 
     def matches_constant_features(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
         """Return whether the constant features of the training data have the same values in each operation.

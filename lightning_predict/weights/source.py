@@ -23,9 +23,7 @@ from lightning_predict.base.files import CACHE_VARIABLE
 
 URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
-VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
-"""Environment variables that affect which weights are found."""
-
+VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)  # Variables that decide which weights are found
 DEADLINE_SECONDS: Final = 20.0  # Default time limit in seconds for all downloads together
 
 

@@ -636,8 +636,7 @@ class _Variant:
     """Kind of convolution, and the two-dimensional convolution to which it is mapped."""
 
     name: str  # Name of the operation, without the pass
-    # Names of the sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
-    sides: tuple[str, ...]
+    sides: tuple[str, ...]  # Names of the sides: `height`, `width` and, for a volume, `depth`; empty for a line
     as_plane: Callable[[Columns], Columns]  # Maps the columns to `conv2d`'s columns
     plane_passes: Mapping[str, str]  # Maps the passes to `conv2d`'s passes
 

@@ -161,8 +161,7 @@ def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[O
     return (OperationShape(name, compute_dtype(tensor), (float(rows), float(columns))),)
 
 
-PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
-"""Exponents that PyTorch computes by multiplications, roots and reciprocals."""
+PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)  # Exponents that PyTorch computes without a power
 
 
 def _is_float(tensor: TensorInfo) -> bool:

@@ -29,9 +29,7 @@ from lightning_predict.own_weights.measuring.benchmarks import BENCHMARKS, EAGER
 HELD_OUT_SHARE: Final = 0.15  # Share of held-out shapes, which errors are reported for
 LONGEST_REPLAY_SECONDS: Final = 3 * MICROSECOND  # Upper bound on the time of a CUDA graph's replay without its kernels
 STEPS_FOLDER: Final = "steps"  # Folder beside the tables with the steps that `measure` recorded
-
-CALIBRATION_SHARE: Final = 0.08
-"""Share of calibration shapes, which determine when training stops and how wide intervals are."""
+CALIBRATION_SHARE: Final = 0.08  # Share of calibration shapes, which determine when training stops and interval widths
 
 
 @dataclass(frozen=True, slots=True)
