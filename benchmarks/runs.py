@@ -65,7 +65,7 @@ class Run:
         return f"{', '.join(missing)} is not installed" if missing else None
 
 
-SOURCES: Final[Mapping[str, str]] = {
+SOURCES: Final[Mapping[str, str]] = {  # Who measured, by the name of a table
     "tutorial": "Karpathy, Let's reproduce GPT-2 (2024)",
     "finetuning": "Qwen, README (2023)",
     "segmentation": "nnU-Net, expected epoch times (2024)",
@@ -106,7 +106,6 @@ SOURCES: Final[Mapping[str, str]] = {
     "reported-cases": "public reports of single steps (2022-26)",
     "kernel-bench": "KernelBench, single modules (2025)",
 }
-"""Who measured, by the name of a table."""
 
 
 def _table(name: str, split: SourceSplit, fitted: str = "", **fields: Any) -> Run:
@@ -119,7 +118,7 @@ def _other(name: str, module: str, *words: str, split: SourceSplit = "held out",
 
 _VALIDATION: Final = "validation"
 
-RUNS: Final[Mapping[str, Run]] = {
+RUNS: Final[Mapping[str, Run]] = {  # All runs, by name
     run.name: run
     for run in (
         _table("large-steps", "fitted", "differences of pace, the framework's host, overlap costs", needs=_VALIDATION),
@@ -189,7 +188,6 @@ RUNS: Final[Mapping[str, Run]] = {
         _other("speed-callbacks", "speed.callback_overhead", is_quick=False),
     )
 }  # fmt: skip
-"""All runs, by name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from lightning_predict.testing import SMALL_GPU
 
 SMALL = SMALL_GPU
 
-BIG = replace(
+BIG = replace(  # Twice the SMs, 1.5 times the clock, three times the bandwidth
     SMALL,
     name="BIG",
     reported_names=("Test BIG",),
@@ -17,9 +17,8 @@ BIG = replace(
     dram_bytes_per_second=300e9,
     memory_bytes=16e9,
 )
-"""Twice the SMs, 1.5 times the clock, three times the bandwidth."""
 
-OLD = replace(
+OLD = replace(  # As SMALL, without tensor cores
     SMALL,
     name="OLD",
     reported_names=("Test OLD",),
@@ -28,4 +27,3 @@ OLD = replace(
     peak_flops_per_second={"float64": 0.5e12, "float32": 1e12, "float16": 1e12, "bfloat16": 1e12},
     emulated_dtypes=frozenset({"float16", "bfloat16"}),
 )
-"""As SMALL, without tensor cores."""

@@ -86,11 +86,10 @@ OWN_UNCERTAINTY: Final = re.compile(
     r"^[A-Z_]*(SPREAD|CORRELATION|HALF_WIDTH|UNCERTAINTY)[A-Z_]*\b[^=\n]*=|\bspread=[0-9]|np\.hypot|math\.hypot",
     re.MULTILINE,
 )
-NO_UNCERTAINTY: Final = {
+NO_UNCERTAINTY: Final = {  # Quadratic sums of times and rates, by file
     "kernels/roofline.py": 3,  # power and clocks: the quadratic sum of two rates
     "kernels/families/norm.py": 1,  # two limits of a kernel
 }
-"""Quadratic sums of times and rates, by file."""
 
 
 def test_only_one_file_forms_the_interval_of_a_step() -> None:

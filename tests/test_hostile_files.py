@@ -40,7 +40,7 @@ from tests.record.kineto_files import write as write_profile
 from tests.regression.test_run_tables import OWN
 from tests.weights.example import publish, weights
 
-NASTY = (
+NASTY = (  # Pieces that break careless readers: too long, too deep, of another kind, not text
     b"9" * 400,
     b"-" + b"9" * 19,
     b"1e400",
@@ -68,7 +68,6 @@ NASTY = (
     b'"',
     b"\n",
 )
-"""Pieces that break careless readers: too long, too deep, of another kind, not text."""
 
 TOKEN = re.compile(rb'"[^"]*"|[\w.+-]+|[^\w\s]')
 

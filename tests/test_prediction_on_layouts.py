@@ -25,7 +25,7 @@ from lightning_predict.run.workload import Workload
 
 DATA = TensorInfo((4096, 4096), "float32")
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="0")
-TRACE = Trace(
+TRACE = Trace(  # A product and its backward pass with 64 MiB of parameters, all in one bucket
     operations=(PRODUCT, replace(PRODUCT, phase="backward"), replace(PRODUCT, phase="backward")),
     device="cpu",
     recorder="dispatch",
@@ -34,7 +34,6 @@ TRACE = Trace(
     parameters=(Parameter(name="0.weight", shape=(4096, 4096), dtype="float32"),),
     memory=Memory(parameter_bytes=2**26, gradient_bytes=2**26, optimizer_state_bytes=2**27),
 )
-"""A product and its backward pass with 64 MiB of parameters, all in one bucket."""
 
 EIGHT_L4 = Offer(
     provider="P",

@@ -278,7 +278,7 @@ def fits_table(name: str, scored: Sequence[Scored]) -> Table:
     return table
 
 
-SCALES: Final[dict[Quantity, tuple[float, str]]] = {
+SCALES: Final[dict[Quantity, tuple[float, str]]] = {  # Factor and unit in which a quantity is printed
     "time": (1e3, "ms"),
     "allocated": (2**-30, "GiB"),
     "reserved": (2**-30, "GiB"),
@@ -286,7 +286,6 @@ SCALES: Final[dict[Quantity, tuple[float, str]]] = {
     "gain": (1.0, "times"),
     "fits": (1.0, "probability"),
 }
-"""Factor and unit in which a quantity is printed."""
 
 
 def each_table(name: str, quantity: Quantity, scored: Sequence[Scored]) -> Table:

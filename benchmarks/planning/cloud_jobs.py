@@ -64,13 +64,12 @@ def _speech(samples: int) -> Batch:
     return torch.empty(samples, 1, 161, 100), torch.zeros(samples, 50, dtype=torch.int64)
 
 
-MODELS: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]]] = {
+MODELS: Final[Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]]] = {  # Networks with their batches
     "AlexNet": (alexnet, _images),
     "ResNet-50": (ResNet50, _images),
     "VGG-19": (lambda: vgg(VGG19), _images),
     "DeepSpeech": (lambda: DeepSpeech(channels=32, hidden=800, layers=5), _speech),
 }
-"""Networks with their batches."""
 
 
 def recorded_step(name: str, samples: int) -> lp.Trace:

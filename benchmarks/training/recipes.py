@@ -154,7 +154,7 @@ _TINY_PRODUCTS: Final = (
 _CONVOLUTION_BASE: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
 _CONVOLUTION_OWN: Final = TrainingPlan(steps=800, batch_rows=512, learning_rate=1e-3, weight_decay=0.03)
 
-RECIPES: Final[Mapping[str, Recipe]] = {
+RECIPES: Final[Mapping[str, Recipe]] = {  # Recipes by family name
     recipe.family.name: recipe
     for recipe in (
         Recipe(
@@ -236,4 +236,3 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         ),
     )
 }
-"""Recipes by family name."""

@@ -323,13 +323,12 @@ def score_cells(score: Score) -> tuple[str, ...]:
     )
 
 
-BESIDE = (
+BESIDE = (  # Meaning of the last columns
     "Calls: where a launch was taken off the times, the error of prediction and launch over the whole calls. "
     "Beside them, simpler predictors on the same rows: median / mean %. The ratios take the time of the same shape "
     "on another GPU, times the ratio of peak FLOP/s or of memory bandwidth, over all such pairs; empty where no other "
     "GPU measured it. The raw network maps shapes to latency, as Habitat's do, but is smaller; empty where none is."
 )
-"""Meaning of the last columns."""
 
 
 def score_table(scores: Sequence[Score]) -> Table:

@@ -119,13 +119,12 @@ def _half_convolutions(row: Row) -> Iterator[Published]:
             yield _published(row, operation_shape(f"conv2d{suffix}", "float16", **words), row[column])
 
 
-TABLES: Final[Mapping[str, Callable[[Row], Iterator[Published]]]] = {
+TABLES: Final[Mapping[str, Callable[[Row], Iterator[Published]]]] = {  # Files and how a row of each is read
     "recurrent.csv.gz": _recurrent,
     "norm_passes.csv.gz": _norms,
     "attention_passes.csv.gz": _attentions,
     CONVOLUTION_PASSES.file: _half_convolutions,
 }
-"""Files and how a row of each is read."""
 
 
 def _published(

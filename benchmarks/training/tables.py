@@ -94,7 +94,7 @@ class Source:
     licence: str
 
 
-SOURCES: Final[Mapping[str, Source]] = {
+SOURCES: Final[Mapping[str, Source]] = {  # Public sources by the word in the column `source`
     "aiconfigurator": Source(title="ai-dynamo/aiconfigurator, (c) NVIDIA", licence="Apache-2.0"),
     "neusight": Source(
         title="sitar-lab/NeuSight, (c) 2025 Georgia Institute of Technology and Microsoft", licence="MIT"
@@ -104,16 +104,14 @@ SOURCES: Final[Mapping[str, Source]] = {
     "eleutherai-cookbook": Source(title="EleutherAI/cookbook", licence="Apache-2.0"),
     "own": Source(title="lightning-predict's own micro-benchmarks", licence="Apache-2.0"),
 }
-"""Public sources by the word in the column `source`."""
 
 
-CONVOLUTION_PASSES: Final = TableKind(
+CONVOLUTION_PASSES: Final = TableKind(  # Float32 is fitted; what there is in float16 is compared (`proxies.py`)
     file="conv2d_passes.csv.gz",
     words=same("batch", "in_channels", "height", "width", "out_channels", "kernel_height", "kernel_width")
     | {"pad_h": "padding_height", "pad_w": "padding_width", "stride_h": "stride_height", "stride_w": "stride_width"},
     times={"forward_ms": "", "backward_input_ms": "_backward_input", "backward_weight_ms": "_backward_weight"},
 )
-"""Float32 is fitted; what there is in float16 is compared (`proxies.py`)."""
 
 PUBLIC_TABLES: Final = (
     TableKind(file="matmul.csv.gz", words=same("b", "m", "n", "k"), times={"latency_ms": ""}),

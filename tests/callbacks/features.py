@@ -239,7 +239,7 @@ def _within_mode(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
         return _fit(LIGHTNING.model(), folder, ours)
 
 
-FITS: Final[dict[str, Fit]] = {
+FITS: Final[dict[str, Fit]] = {  # Fits by the feature that they use
     "plain": _options(),
     "accumulation": _options(accumulate_grad_batches=2),
     "scheduled accumulation": _callback(lambda: _callbacks.GradientAccumulationScheduler({0: 1, 1: 3})),
@@ -291,6 +291,5 @@ FITS: Final[dict[str, Fit]] = {
         logger=LIGHTNING.lightning.loggers.CSVLogger(folder),
     ),
 }
-"""Fits by the feature that they use."""
 
 UNPREDICTED: Final = frozenset({"fast_dev_run"})  # Too short, or watched by something else: there is nothing to predict

@@ -49,7 +49,7 @@ class Case:
     hours: float = 1000.0  # Budget
 
 
-CASES: Final = {
+CASES: Final = {  # Fits that end, one after another in the same two processes
     f"{'fsdp' if sharded else 'ddp'} {name}": make(sharded)  # type: ignore[no-untyped-call]
     for sharded in (False, True)
     for name, make in {
@@ -64,15 +64,13 @@ CASES: Final = {
         "over budget, the disk of rank 1 is full": lambda sharded: Case(sharded, fault="disk", rank=1, hours=1e-9),
     }.items()
 }
-"""Fits that end, one after another in the same two processes."""
 
-KILLED: Final = {
+KILLED: Final = {  # Fits that a rank does not survive, each in processes of its own
     f"{'fsdp' if sharded else 'ddp'}, rank {rank} is killed, {'watched' if has_ours else 'plain'}": Case(
         sharded, has_ours, "kill", rank
     )
     for sharded, rank, has_ours in itertools.product((False, True), (0, 1), (False, True))
 }
-"""Fits that a rank does not survive, each in processes of its own."""
 
 
 @contextlib.contextmanager

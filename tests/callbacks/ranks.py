@@ -77,7 +77,7 @@ HOOKS: Final = "lightning_predict.callbacks."
 FIT: Final = "lightning_predict.observe."
 FULL: Final = OSError(errno.ENOSPC, "No space left on device")
 
-SCENARIOS: Final[dict[str, Scenario]] = {
+SCENARIOS: Final[dict[str, Scenario]] = {  # By name
     "ok": Scenario(within),
     "stop": Scenario(over),
     "warn": Scenario(lambda: [CostBudget(hours=1e-9, on_exceed="warn")]),
@@ -115,7 +115,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "rank 0 fails at its progress": Scenario(keeps_progress, 0, HOOKS + "progress:ProgressFile.on_batch_end"),
     "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
 }
-"""By name."""
 
 
 @contextlib.contextmanager

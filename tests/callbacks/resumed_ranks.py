@@ -30,12 +30,11 @@ EPOCHS: Final = 4
 
 OFFER: Final = "AWS g5.xlarge"  # Offer of a machine with one GPU, so that two ranks cost twice as much
 
-ENDS: Final[dict[str, dict[str, Any]]] = {
+ENDS: Final[dict[str, dict[str, Any]]] = {  # By end of the first part: options of the Trainer
     "an epoch": {"max_epochs": 1},
     "within an epoch": {"max_steps": 10},
     "lost after its checkpoint": {"max_epochs": 1},
 }
-"""By end of the first part: options of the Trainer."""
 
 LOST: Final = 6  # Batches after the checkpoint of a part that ends with an error
 

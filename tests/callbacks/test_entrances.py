@@ -16,19 +16,17 @@ from lightning_predict.integrations.transformers import RuntimePredictorCallback
 from tests.callbacks.small import Small
 from tests.soak.faults import ENTRANCES, entrances
 
-OF_USERS: Final = (
+OF_USERS: Final = (  # Called by the user's own code, which sees errors about its arguments
     "callbacks/lightning_packages.py Callback.__new__",
     "callbacks/cost_budget.py CostBudget.__init__",
     "callbacks/runtime_predictor.py RuntimePredictor.__init__",
 )
-"""Called by the user's own code, which sees errors about its arguments."""
 
-OF_PYTHON: Final = (
+OF_PYTHON: Final = (  # Called where an object is freed or garbage collected; Python prints what fails there and goes on
     "record/graph_release.py _after_collection",
     "record/graph_release.py _Keeper.__del__",
     "record/pauses.py PauseTimer._collects",
 )
-"""Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
 
 GUARDS: Final = {name for name in ENTRANCES if name.startswith("base/guard.py")}
 

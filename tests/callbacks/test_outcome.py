@@ -20,7 +20,7 @@ from tests.callbacks.small import Small, our_rows
 from tests.callbacks.test_remaining_in_fits import stopping_after
 from tests.known import known
 
-EXPECTED = Expected(
+EXPECTED = Expected(  # 100 batches of half a second and 10 s of validation, at a tenth of a cent a second
     gpu="T4",
     fingerprint="f",
     samples=8,
@@ -32,7 +32,6 @@ EXPECTED = Expected(
     usd_per_hour=3.6,
     offer="AWS g4dn.xlarge (2026-09-17)",
 )
-"""100 batches of half a second and 10 s of validation, at a tenth of a cent a second."""
 
 
 def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:

@@ -18,7 +18,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return start(tmp_path_factory.mktemp("ranks"), 2, list(SCENARIOS))
 
 
-ENDS: Final = {
+ENDS: Final = {  # What rank zero says where training goes on to its end: a pattern for each message
     "ok": "",
     "warn": "are used",
     "rank 0 has no limits": "off, .* rank 0: ZeroDivisionError: by zero",
@@ -37,7 +37,6 @@ ENDS: Final = {
     "rank 0 fails at its progress": "",
     "warnings are errors": "are used",
 }
-"""What rank zero says where training goes on to its end: a pattern for each message."""
 
 
 @pytest.mark.parametrize("scenario", ENDS)

@@ -15,14 +15,13 @@ from tests.known import known
 
 T4 = gpu("T4")  # 70 W
 
-RUN = example_prediction(
+RUN = example_prediction(  # Two hours in which the device computes half the time
     "T4",
     iteration=Interval(0.009, 0.010, 0.012),
     device_seconds=0.005,
     host_seconds=0.010,
     total=Interval(7200.0, 7200.0, 7200.0),
 )
-"""Two hours in which the device computes half the time."""
 
 
 def test_a_busy_hour_takes_the_power_limit() -> None:

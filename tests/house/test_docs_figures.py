@@ -38,7 +38,7 @@ BYTES_OF_THE_CASES = 100_000
 DEFINED = ("90 %", "15 %", "10 %", "20 %", "5 ms")
 """Figures that define something: the interval, the held-out problems, the verdicts, the shortest pause that is seen."""
 
-RULES = {
+RULES = {  # By page, percentages of rules, thresholds and examples, and a publication's own, which no command measures
     "README.md": {"80 %"},
     "docs/howto/budget.md": {"80 %", "100 %", "5 %"},
     "docs/howto/questions.md": {"80 %"},
@@ -52,7 +52,6 @@ RULES = {
     "docs/howto/advice.md": {"2 to 7 %"},
     "docs/comparison.md": {"1 to 6 %", "21 to 41 %", "5.4 %"},  # as the tools' own pages state
 }
-"""By page, percentages of rules, thresholds and examples, and a publication's own, which no command measures."""
 
 FIGURE = re.compile(r"\d[\d,.]*(?: ?%| (?:ms|s|points|GiB|times as)\b)|(?<!\S)[-+]\d[\d,.]*\b")
 
@@ -167,14 +166,13 @@ def test_release_days_are_read_from_the_changelog(monkeypatch: pytest.MonkeyPatc
 PLANNERS = ("benchmarks.planning", "benchmarks.planning.optimum", "benchmarks.planning.promises")
 """Commands that compare planners with each other. No prediction of a step is scored."""
 
-PUBLIC = {
+PUBLIC = {  # Modules of the package that the documentation tells users to import
     "lightning_predict",
     "lightning_predict.callbacks",
     "lightning_predict.cli",
     "lightning_predict.advice.what_if",  # docs/howto/what-if.md
     "lightning_predict.kernels.interconnect",  # docs/howto/several-gpus.md
 }
-"""Modules of the package that the documentation tells users to import."""
 
 
 def imported(path: Path) -> set[str]:

@@ -8,7 +8,7 @@ import lightning_predict
 
 PACKAGE = Path(lightning_predict.__file__).parent
 
-SAME_MEANING = {
+SAME_MEANING = {  # Names that two modules define on purpose, in one meaning
     # A type variable stands for its bound type; each module declares its own.
     *("Batch", "Parameters", "Result", "Value", "Default"),
     # A command of the command line, and the function that it calls.
@@ -16,7 +16,6 @@ SAME_MEANING = {
     # Whether a step trains, from a trace or its work.
     "has_backward",
 }
-"""Names that two modules define on purpose, in one meaning."""
 
 
 def public_names(source: str) -> set[str]:

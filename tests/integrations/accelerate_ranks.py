@@ -46,7 +46,7 @@ class Case:
 LATE: Final = {"hours": 2.5 / 3600, "fault": "late", "step_seconds": 0.05}
 """A budget of 2.5 s, which the clock of one rank reaches a second before the other's."""
 
-CASES: Final = {
+CASES: Final = {  # Loops that end, one after another in the same two processes
     "plain": Case(hours=None),
     "watched": Case(),
     "rank 0 stalls": Case(fault="sleep", rank=0, hours=0.05),
@@ -60,17 +60,15 @@ CASES: Final = {
     "over budget, rank 0 starts late": Case(rank=0, **LATE),  # type: ignore[arg-type]
     "over budget, rank 1 starts late": Case(rank=1, **LATE),  # type: ignore[arg-type]
 }
-"""Loops that end, one after another in the same two processes."""
 
 ALONE: Final = {"rank 0 watches alone": Case(watches=(0,))}
 """A loop that one rank watches, in processes of its own, because the ranks number their watches."""
 
-KILLED: Final = {
+KILLED: Final = {  # Loops that a rank does not survive
     f"rank {rank} is killed, {how}": Case(hours=None if how == "plain" else 1000, fault="kill", rank=rank)
     for rank in (0, 1)
     for how in ("plain", "watched")
 }
-"""Loops that a rank does not survive."""
 
 
 def loop(case: Case) -> dict[str, Any]:

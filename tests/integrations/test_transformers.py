@@ -190,7 +190,7 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
     assert silent.memory_risks == ()
 
 
-FUNCTIONS_OF_OURS = (
+FUNCTIONS_OF_OURS = (  # Functions that the hooks call, by their place in the package
     "integrations.transformers.WatchedRun.__init__",
     "integrations.transformers.TransformersLoop.inputs",
     "integrations.transformers.TransformersLoop.notes",
@@ -213,7 +213,6 @@ FUNCTIONS_OF_OURS = (
     "observe.run_observer.RunObserver.exclude_interruption",
     "record.session.CaptureSession.start",
 )
-"""Functions that the hooks call, by their place in the package."""
 
 
 @pytest.mark.parametrize("function", FUNCTIONS_OF_OURS)

@@ -32,7 +32,7 @@ from tests.kept import Kept, example, many_calls, overall
 
 GPUS: Final = tuple(map(gpu, ("V100-SXM2-16GB", "T4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB")))
 DTYPES: Final = ("float32", "float16")
-SHAPE_PARAMETERS: Final = (
+SHAPE_PARAMETERS: Final = (  # Odd sizes with everything that may be left out, and even ones without
     {
         **dict.fromkeys(("rows", "parameters", "bags", "read_bytes", "message_bytes", "size_bytes"), 40_009),
         **dict.fromkeys(("cols", "m", "write_bytes", "seq", "length", "flops"), 1031),
@@ -62,7 +62,6 @@ SHAPE_PARAMETERS: Final = (
         "channels_last": 1,
     },
 )
-"""Odd sizes with everything that may be left out, and even ones without."""
 
 
 def dims(kind: OperationSpec, sizes: dict[str, float]) -> Iterator[float]:

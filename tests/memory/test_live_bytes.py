@@ -287,12 +287,11 @@ def live_peak(training: Training) -> int:
     return live.peak
 
 
-CASES: Final = [
+CASES: Final = [  # Each model with two variants, each variant with at least three models
     pytest.param(name, VARIANTS[(5 * at + 9 * number) % len(VARIANTS)], id=f"{name}-{number}")
     for at, name in enumerate(MODELS)
     for number in range(2)
 ]
-"""Each model with two variants, each variant with at least three models."""
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)

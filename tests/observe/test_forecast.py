@@ -9,10 +9,9 @@ from lightning_predict.observe.remaining import Position, Validation
 from lightning_predict.observe.run_observer import RunObserver
 from tests.known import known
 
-FACTS = ForecastInputs(
+FACTS = ForecastInputs(  # 80 of 100 batches are left, 30 of them in this epoch
     position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
 )
-"""80 of 100 batches are left, 30 of them in this epoch."""
 
 
 def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: float | None = None) -> RunObserver:

@@ -28,7 +28,7 @@ def epochs(*factors: float) -> Callable[[int], float]:
 
 ONE: dict[str, Any] = {"epochs": 1, "batches": 600}
 
-SHAPES = {
+SHAPES = {  # Runs that become faster, whose first forecasts are far too long, or keep their pace, or become slower
     **{
         f"{batches} x {factor} s, then 1 s": Scenario(step=begins(batches, factor), epochs=12)
         for batches, factor in ((2, 20), (4, 10), (8, 8), (16, 4), (20, 6), (40, 5), (140, 2))
@@ -49,7 +49,6 @@ SHAPES = {
     "workers too slow": made_by_workers(noisy(begins(0, 0.3), 0.05, 9), step=0.03, workers=2),
     "validation as long as training": Scenario(step=begins(0, 1.0), validation=lambda _: [1.0] * 50, epochs=6),
 }
-"""Runs that become faster, whose first forecasts are far too long, or keep their pace, or become slower."""
 
 BUDGETS = (1.1, 1.25, 2.0)
 

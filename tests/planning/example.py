@@ -44,7 +44,7 @@ def job(
     )
 
 
-TWO_JOBS = PlanningProblem(
+TWO_JOBS = PlanningProblem(  # a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small
     jobs=(
         job("a", hours={on("small", 1): 4.0, on("large", 4): 1.0}, deadline=2.0, weight=3.0),
         job("b", hours={on("small", 1): 2.0}, deadline=3.0, weight=1.0),
@@ -53,7 +53,6 @@ TWO_JOBS = PlanningProblem(
     limits=Limits(nodes=2),
     restart_seconds=0.0,
 )
-"""a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
 
 STAYING = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
 
@@ -93,11 +92,10 @@ class Script:
 
 
 PLAN = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},)))
-MOVED = simulate(
+MOVED = simulate(  # a goes from small to large after an hour
     replace(ONE_EVENT, period_seconds=HOUR),
     Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)}, {"a": at(0, "large", 4), "b": at(1, "small", 1)})),
 )
-"""a goes from small to large after an hour."""
 
 
 def crowd(

@@ -17,14 +17,13 @@ pytest.importorskip("scipy")
 
 L4 = MachineType(name="l4", gpu="L4", num_gpus=1, usd_per_hour=0.2)
 A100 = MachineType(name="a100", gpu="A100", num_gpus=1, usd_per_hour=3.0)
-DOUBTFUL = Job(
+DOUBTFUL = Job(  # The L4 is in time by its predicted time, and in about 80 % of cases; an hour late costs $2
     name="vit",
     seconds={on("l4", 1): 7.32 * HOUR, on("a100", 1): 2.09 * HOUR},
     spreads={on("l4", 1): Interval(6.32 / 7.32, 1.0, 9.70 / 7.32), on("a100", 1): Interval(0.9, 1.0, 2.83 / 2.09)},
     deadline_seconds=8.51 * HOUR,
     tardiness_usd_per_hour=2.0,
 )
-"""The L4 is in time by its predicted time, and in about 80 % of cases; an hour late costs $2."""
 
 
 def doubtful(probability: float) -> PlanningProblem:

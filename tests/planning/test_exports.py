@@ -92,14 +92,13 @@ def carried_out(files: dict[str, str], folder: Path) -> dict[str, int]:
     return {name: int(seconds) for name, seconds in starts}
 
 
-IN_TURN = replace(
+IN_TURN = replace(  # Two jobs of two hours, one after the other on one machine
     ONE_EVENT,
     jobs=tuple(
         job(name, hours={on("small", 1): 2.0}, deadline=deadline) for name, deadline in (("a", 3.0), ("b", 5.0))
     ),
     limits=Limits(nodes=1),
 )
-"""Two jobs of two hours, one after the other on one machine."""
 
 
 @pytest.mark.parametrize(
@@ -302,7 +301,7 @@ def test_slurm_script_has_gpus_limit_and_host_and_no_start_time() -> None:
     assert "# No time limit, as it names no checkpoint" in unlimited
 
 
-SBATCH = {
+SBATCH = {  # Directives of the scripts, with the values that the manual of sbatch documents
     "job-name": r"[A-Za-z0-9._-]+",
     "dependency": "singleton",
     "nodes": r"[1-9]\d*",
@@ -312,7 +311,6 @@ SBATCH = {
     "requeue": "",
     "open-mode": "append",
 }
-"""Directives of the scripts, with the values that the manual of sbatch documents."""
 
 
 @pytest.mark.parametrize("name", ["a", "two words", "$(touch x); `id`", 'it\'s "quoted" & more', "größer\nzwei"])

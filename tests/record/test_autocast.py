@@ -23,12 +23,11 @@ from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Operation
 
-LAYOUT_ONLY = frozenset(
+LAYOUT_ONLY = frozenset(  # Operations that differ by device and compute nothing
     f"aten::{name}"
     for name in "t transpose view expand detach _unsafe_view unsqueeze squeeze permute alias clone empty_like "
     "ones_like zeros_like as_strided select slice empty_strided reshape empty".split()
 )
-"""Operations that differ by device and compute nothing."""
 
 
 class Agreed(nn.Module):

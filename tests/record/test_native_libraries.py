@@ -13,7 +13,7 @@ from lightning_predict.record import environment, profiler
 from lightning_predict.record.profiler import CUPTI_VARIABLE, detached_afterwards
 from tests.processes import ROOT
 
-LOADING: dict[str, str] = {
+LOADING: dict[str, str] = {  # Calls that load a library, or may
     "torch.backends.cudnn.version": "loads cuDNN",
     "torch.backends.cudnn.is_available": "loads cuDNN",
     "torch.cuda.nccl.version": "loads NCCL",
@@ -26,7 +26,6 @@ LOADING: dict[str, str] = {
     "numpy.ctypeslib.load_library": "loads any library",
     "torch.utils.cpp_extension": "compiles and loads code",
 }
-"""Calls that load a library, or may."""
 
 ALLOWED = {
     "lightning_predict/own_weights/first_hour.py": {"torch.backends.cudnn.version"},

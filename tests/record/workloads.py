@@ -73,7 +73,7 @@ def perceptron_step(device: str = "cpu", *, dropout: float = 0.1, seed: int = 0,
     return Training(model, torch.randn(4, 8, device=device), **adamw)
 
 
-THAT_MATTER = frozenset(
+THAT_MATTER = frozenset(  # Operations whose time decides a step's; how data is laid out between them differs by device
     f"aten::{name}"
     for name in """
 addmm mm bmm baddbmm convolution convolution_backward native_layer_norm native_layer_norm_backward native_batch_norm
@@ -83,7 +83,6 @@ scaled_dot_product_attention scaled_dot_product_attention_backward _fused_rms_no
 addcdiv_ addcmul_ lerp_ _softmax _softmax_backward_data _log_softmax nll_loss_forward embedding embedding_dense_backward
 """.split()
 )
-"""Operations whose time decides a step's; how data is laid out between them differs by device."""
 
 Key = tuple[str, str, tuple[tuple[tuple[int, ...], str], ...]]
 

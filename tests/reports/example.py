@@ -9,13 +9,12 @@ from lightning_predict.testing import example_prediction, with_values
 
 GIBIBYTE = 2**30
 
-MINIMAL = example_prediction(
+MINIMAL = example_prediction(  # Only what every prediction knows
     "L4",
     iteration=Interval(0.0180, 0.0200, 0.0230),
     device_seconds=0.0200,
     host_seconds=0.0050,
 )
-"""Only what every prediction knows."""
 
 T4 = example_prediction(
     "T4",
@@ -78,19 +77,17 @@ FULL = Predictions(
 )
 """Every kind of cell: known and unknown, fitting and not, in use and not, bound by host and by device."""
 
-BARE = Predictions(
+BARE = Predictions(  # Nothing but iteration times
     items_in_order=(
         MINIMAL,
         with_values(MINIMAL, layout="A10", iteration=replace(MINIMAL.iteration, middle=0.0100), cycle_seconds=0.0100),
     )
 )
-"""Nothing but iteration times."""
 
-AT_MOST = Predictions(
+AT_MOST = Predictions(  # A run that may end earlier, recorded on a GPU that was not asked for
     items_in_order=tuple(with_values(one, at_most=True, validation_is_estimated=True) for one in FULL.values()),
     used_gpu="A100-SXM-80GB",
 )
-"""A run that may end earlier, recorded on a GPU that was not asked for."""
 
 
 def with_total(prediction: Prediction, seconds: float) -> Prediction:
@@ -112,7 +109,7 @@ _RENTED = {
     "T4": 0.35,
 }
 
-TEN = Predictions(
+TEN = Predictions(  # As wide and as long as a real table gets
     items_in_order=tuple(
         with_values(
             T4,
@@ -127,4 +124,3 @@ TEN = Predictions(
     ),
     used_gpu="T4",
 )
-"""As wide and as long as a real table gets."""

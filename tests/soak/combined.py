@@ -47,7 +47,7 @@ PROFILERS: Final = ("none", "Trainer's", "before", "inside", "across")
 CODE: Final = ("eager", "compiled", "attention", "profiled", "cuda")
 TRAINERS: Final = ("one", "two threads", "two ranks")
 ERRORS: Final = ("none", "RuntimeError", "MemoryError", "StopIteration", "KeyboardInterrupt")
-FUNCTIONS: Final = (
+FUNCTIONS: Final = (  # Where errors are injected, at the first call; a case takes one of them
     "record/session.py CaptureSession.start",
     "record/session.py CaptureSession.trace",
     "record/hooks.py ModuleWatch._add_root",
@@ -56,7 +56,6 @@ FUNCTIONS: Final = (
     "prediction.py predict_workload",
     "reports/table.py plain_table",
 )
-"""Where errors are injected, at the first call; a case takes one of them."""
 
 
 @dataclass(frozen=True)

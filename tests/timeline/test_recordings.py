@@ -49,14 +49,13 @@ RECORDINGS = {
 Left out: hta_negqueue and param_dlrm wait for other processes, two thirds and a quarter of their time; hta_alexnet and
 hta_cupti are no steps."""
 
-DEVICE_BOUND = {
+DEVICE_BOUND = {  # Those whose device hardly waits for late launches under the profiler
     "hta_diff_test_v100_16_step1012",
     "hta_ns_v100_32_step104",
     "married_resnet50_v100",
     "tl_qwen05_h100_step6",
     "tl_timesformer_h100_step6",
 }
-"""Those whose device hardly waits for late launches under the profiler."""
 
 
 def recorded_step_seconds(trace: Trace) -> float | None:

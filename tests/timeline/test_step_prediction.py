@@ -204,8 +204,7 @@ def test_note_on_kernels_without_time() -> None:
 
 
 SLOWER, START, GAP = PROFILER_SLOWDOWN, START_SECONDS * 1e6, GAP_SECONDS * 1e6
-T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0
-"""Microseconds without the profiler, which slows each by the same factor."""
+T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0  # Microseconds without the profiler, which slows each by the same factor
 
 RECORDED = [value * SLOWER for value in (T1, T2, T4, T5, T4, T3)]
 

@@ -197,7 +197,7 @@ def _real_images(size: Size) -> Batch:
 
 _FROM_TORCHVISION = "torchvision's table of weights"
 
-WORKLOADS: Final = {
+WORKLOADS: Final = {  # Workloads by name
     workload.name: workload
     for workload in (
         Workload("resnet50", _classifier(_RESNET), _images(32, 224, 32), 25_557_032, _FROM_TORCHVISION),
@@ -241,4 +241,3 @@ WORKLOADS: Final = {
         Workload("experts", _experts, _vectors, 8 * 3 * 4096 * 14336 + 4096 * 8, "by hand; a layer of Mixtral-8x7B"),
     )
 }
-"""Workloads by name."""

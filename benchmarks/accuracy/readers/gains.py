@@ -19,14 +19,13 @@ from benchmarks.accuracy.readers.diffusion import diffusion_cases
 from benchmarks.accuracy.readers.files import rows
 from benchmarks.accuracy.readers.tutorial import tutorial_cases
 
-TABLES: Final = {
+TABLES: Final = {  # Changes by table, as advice names them
     "timm_channels_last": "channels_last",
     "timm_compile": "compile",
     "kernelbench_compile": "compile",
     "torchvision_half": "half",
     "transformers_compile": "compile",
 }
-"""Changes by table, as advice names them."""
 
 TRAINED: Final = {
     "SegmentAnything, eager": "SegmentAnything, compiled",

@@ -50,7 +50,7 @@ class Program:
 _FIRST: Final = Program(heads=12, words=50_257, has_gelu=True, shares_muon=False)
 _PLAIN: Final = Program(is_plain=True, is_tied=False, muon_steps=12)
 
-PROGRAMS: Final = {
+PROGRAMS: Final = {  # Programs by a part of a log's path
     "2024-10-10_Muon": _FIRST,
     "2024-10-14_ModernArch": Program(shares_muon=False),
     "2024-10-18_PyTorch25": Program(),
@@ -61,7 +61,6 @@ PROGRAMS: Final = {
     "20260504_muloco_normuonh": _PLAIN,
     "20260522_ema_nesterov_muon": _PLAIN,
 }
-"""Programs by a part of a log's path."""
 
 
 class Linear(nn.Linear):

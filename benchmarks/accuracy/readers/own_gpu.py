@@ -46,8 +46,7 @@ SOURCES: Final[Mapping[tuple[str, str], str]] = {
 ATTENTION_BACKWARD: Final = "aten::scaled_dot_product_attention_backward"
 ITEMS: Final = "operation by operation"
 NET, EACH = "net error %", "item-by-item error %"
-NOISE: Final = 0.1
-"""Points of an error that count as no change."""
+NOISE: Final = 0.1  # Points of an error that count as no change
 
 Loss = Callable[[], Tensor]
 

@@ -164,7 +164,7 @@ def _transformer_xl(config: TransformerXlConfig) -> Callable[[int, torch.dtype],
     return build
 
 
-BENCHMARKS: Final[Mapping[str, Callable[[int, torch.dtype], Benchmark]]] = {
+BENCHMARKS: Final[Mapping[str, Callable[[int, torch.dtype], Benchmark]]] = {  # Benchmarks by the table's name
     "resnet50": _resnet50,
     "bert_base_squad": _bert(BERT_BASE),
     "bert_large_squad": _bert(BERT_LARGE),
@@ -173,7 +173,6 @@ BENCHMARKS: Final[Mapping[str, Callable[[int, torch.dtype], Benchmark]]] = {
     "transformerxllarge": _transformer_xl(TRANSFORMER_XL_LARGE),
     "ncf": _ncf,
 }
-"""Benchmarks by the table's name."""
 
 PRECISIONS: Final[Mapping[str, torch.dtype]] = {"FP32": torch.float32, "FP16": torch.float16, "AMP": torch.float16}
 

@@ -21,13 +21,12 @@ WIDTH: Final = 128
 BOTTOM: Final = (512, 256)
 TOP: Final = (1024, 1024, 512, 256)
 
-ROWS: Final = {
+ROWS: Final = {  # Rows of each table (NVIDIA/DeepLearningExamples, PyTorch/Recommendation/DLRM)
     "small": "7912889 33823 17139 7339 20046 4 7105 1382 63 5554114 582469 245828 11 2209 10667 104 4 968 15 8165896 "
     "2675940 7156453 302516 12022 97 35",
     "large": "45833188 36746 17245 7413 20243 3 7114 1441 62 29275261 1572176 345138 10 2209 11267 128 4 974 14 "
     "48937457 11316796 40094537 452104 12606 104 35",
 }
-"""Rows of each table (NVIDIA/DeepLearningExamples, PyTorch/Recommendation/DLRM)."""
 
 
 def criteo_rows(size: str) -> tuple[int, ...]:

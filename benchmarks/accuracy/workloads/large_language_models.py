@@ -31,7 +31,7 @@ class MptConfig:
     vocabulary: int = 50368
 
 
-MPT: Final[Mapping[str, MptConfig]] = {
+MPT: Final[Mapping[str, MptConfig]] = {  # By the table's name; heads as in llm-foundry's configurations
     "125m": MptConfig(12, 768, 12),
     "350m": MptConfig(24, 1024, 16),
     "760m": MptConfig(24, 1536, 12),
@@ -42,7 +42,6 @@ MPT: Final[Mapping[str, MptConfig]] = {
     "30b": MptConfig(48, 7168, 56),
     "70b": MptConfig(80, 8192, 64),
 }
-"""By the table's name; heads as in llm-foundry's configurations."""
 
 
 @dataclass(frozen=True, slots=True)

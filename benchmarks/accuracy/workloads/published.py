@@ -23,7 +23,7 @@ from benchmarks.accuracy.workloads.switch import SWITCH_XL_4, Switch
 
 Mode = Literal["inference", "training"]
 
-PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {
+PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {  # Models by the table's name
     # BERT's inference used a sequence classifier, its training the pre-training model.
     "BERT-Large": lambda mode: Bert(BERT_LARGE, head="classification" if mode == "inference" else "pretraining"),
     "GPT2-Large": lambda _mode: Gpt(GPT2_LARGE),
@@ -32,7 +32,6 @@ PUBLISHED_MODELS: Final[Mapping[str, Callable[[Mode], nn.Module]]] = {
     "OPT-1.3B": lambda _mode: Opt(OPT_1_3B),
     "SwitchTransformer-XL-4": lambda _mode: Switch(SWITCH_XL_4),
 }
-"""Models by the table's name."""
 
 
 @lru_cache(maxsize=4)
