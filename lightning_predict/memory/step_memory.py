@@ -18,7 +18,7 @@ and cuDNN skips algorithms whose workspace does not fit. Example::
     >>> from lightning_predict.hardware import gpu
     >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
     >>> round(usable / 2**30, 2)
-    14.11
+    14.37
     >>> from lightning_predict.hardware.layouts import layout_of
     >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
     ['fits', 'tight', 'exceeds']
@@ -52,7 +52,7 @@ MemoryFit = Literal["fits", "tight", "exceeds"]
 
 FITS_FROM: Final = 0.9  # Minimum probability for the verdict `fits`, so that at most 10 % of these verdicts are wrong
 ECC_SHARE: Final = 0.0625  # Share of memory that stores the bits of inline ECC
-DRIVER_SHARE: Final = 0.03  # Share of the memory without ECC bits that the driver reserves
+DRIVER_SHARE: Final = 0.013  # Share of the memory without ECC bits that the driver reserves
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
