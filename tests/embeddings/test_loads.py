@@ -28,35 +28,26 @@ def seconds(operation: str, **words: float) -> float:
     return float(predict_operation_times([given], [lp.gpu(A100)], kernel_models((A100,))).seconds[0, 0])
 
 
-def test_rows_are_dealt_in_blocks_of_one_size() -> None:
+def test_rows_are_dealt_in_equal_blocks_to_as_many_gpus_as_there_are() -> None:
     table = EmbeddingTable(rows=10, dim=64, pooling=5)
     # Blocks of ceil(10 / 4) = 3 rows: 3, 3, 3 and 1; each finds its share of the five rows of a bag.
     assert KINDS["row_wise"].parts(table, 4, 1024) == (
         TablePart(rows=3, dim=64, bags=1024, lookups=1.5, num_gpus=3),
         TablePart(rows=1, dim=64, bags=1024, lookups=0.5, num_gpus=1),
     )
-
-
-def test_a_table_of_few_rows_leaves_gpus_out() -> None:
     parts = KINDS["row_wise"].parts(EmbeddingTable(rows=3, dim=8), 8, 64)
     assert [(part.num_gpus, part.rows) for part in parts] == [(3, 1)]
     assert (load(EmbeddingTable(rows=3, dim=8), "row_wise", 8).memory_bytes > 0).tolist() == [True] * 3 + [False] * 5
-
-
-def test_rows_that_are_not_summed_are_found_by_one_gpu_each() -> None:
     tokens = EmbeddingTable(rows=100, dim=64, vectors=7, is_pooled=False)
     (part,) = KINDS["row_wise"].parts(tokens, 4, 1024)
     assert part == TablePart(rows=25, dim=64, bags=1024 * 7 / 4, lookups=1.0, num_gpus=4)
 
 
-def test_columns_differ_by_one_at_most() -> None:
+def test_columns_differ_by_one_at_most_and_copies_look_up_their_own_samples() -> None:
     wide = KINDS["column_wise"].parts(EmbeddingTable(rows=10, dim=30, pooling=5), 4, 64)
     assert [(part.num_gpus, part.dim, part.bags, part.lookups) for part in wide] == [(2, 8, 64, 5), (2, 7, 64, 5)]
     narrow = KINDS["column_wise"].parts(EmbeddingTable(rows=10, dim=3), 4, 64)
     assert [(part.num_gpus, part.dim) for part in narrow] == [(3, 1)]
-
-
-def test_copies_look_up_their_own_samples() -> None:
     (part,) = KINDS["data_parallel"].parts(TABLE, 8, 1000)
     assert (part.bags, part.num_gpus) == (125, 8)
     assert [local_samples(samples, 8) for samples in (8, 9, 1000)] == [1, 2, 125]

@@ -24,13 +24,16 @@ def table(rows: float, dim: int = 64, pooling: float = 20, name: str | None = No
     return EmbeddingTable(rows=int(rows), dim=dim, pooling=pooling, name=name)
 
 
-def test_equal_tables_are_dealt_out_evenly() -> None:
+def test_plans_deal_out_evenly_and_take_what_their_assignments_take() -> None:
     placement = place_tables([table(1e6)] * 16, EIGHT, samples=65536, kinds=["table_wise"])
     (plan,) = placement.plans
     gpus = [assignment.gpu for assignment in plan.assignments]
     assert sorted(gpus, key=str) == [gpu for gpu in range(8) for _ in range(2)]
     assert plan.imbalance == pytest.approx(1, abs=1e-12)
     assert placement.refused == {}
+    placement = place_tables([table(1e6), table(2e5, dim=16), table(3e7, dim=128)], "4xL4", samples=8192)
+    for plan in placement.plans:
+        assert plan == sharded_step(plan.assignments, "4xL4", samples=8192)
 
 
 def test_plans_are_ordered_and_say_why() -> None:
@@ -47,13 +50,7 @@ def test_plans_are_ordered_and_say_why() -> None:
     assert ways["table_wise"].communication_seconds < ways["row_wise"].communication_seconds
 
 
-def test_a_plan_is_what_its_assignments_take() -> None:
-    placement = place_tables([table(1e6), table(2e5, dim=16), table(3e7, dim=128)], "4xL4", samples=8192)
-    for plan in placement.plans:
-        assert plan == sharded_step(plan.assignments, "4xL4", samples=8192)
-
-
-def test_a_huge_table_is_shared_and_the_others_stay_whole() -> None:
+def test_table_that_no_gpu_can_hold_is_shared() -> None:
     # 1e9 rows of 64 numbers: 238 GiB; 85 % of 80 GiB are 68.
     tables = [table(1e9, name="users"), *(table(1e5, name=f"t{index}") for index in range(7))]
     placement = place_tables(tables, EIGHT, samples=65536, kinds=["table_wise", "row_wise"])
@@ -61,16 +58,13 @@ def test_a_huge_table_is_shared_and_the_others_stay_whole() -> None:
     assert placement.best.name == "mixed"
     assert placement.best.assignments[0] == Assignment(tables[0], "row_wise")
     assert max(placement.best.memory_bytes) <= placement.table_bytes
-
-
-def test_a_huge_table_alone_is_split_by_rows_or_columns() -> None:
     placement = place_tables([table(1e9)], EIGHT, samples=65536)
     assert set(plans(placement)) == {"row_wise", "column_wise"}
     assert set(placement.refused) == {"table_wise", "data_parallel"}
     assert "it needs 477 GiB on the fullest GPU, but a GPU has 68 GiB" in placement.refused["data_parallel"]
 
 
-def test_tables_that_leave_no_room_are_shared() -> None:
+def test_tables_that_leave_no_room_are_shared_or_the_large_ones_go_first() -> None:
     # Nine tables of 0.6 GiB, 1 GiB on each of eight GPUs: one is left over.
     rows = 0.6 * GIB / 4 / 64
     tables = [table(rows, name=f"t{index}") for index in range(9)]
@@ -79,8 +73,6 @@ def test_tables_that_leave_no_room_are_shared() -> None:
     assert all(max(plan.memory_bytes) <= GIB for plan in placement.plans)
     assert {"row_wise", "column_wise"} <= set(plans(placement))
 
-
-def test_large_tables_first_where_the_longest_first_has_no_room() -> None:
     # Rooms of 1 GiB. By time, the two hot small tables go apart, and then 0.9 GiB fits nowhere.
     def of(size_gib: float, pooling: float) -> EmbeddingTable:
         return table(size_gib * GIB / 4 / 64, pooling=pooling)

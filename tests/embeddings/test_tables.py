@@ -30,10 +30,14 @@ def meta_dlrm() -> tuple[nn.Module, Tensor, Tensor]:
         return model, torch.empty(32, 8), torch.zeros(3, 32, 5, dtype=torch.int64)
 
 
-def test_a_recorded_dlrm_has_its_tables() -> None:
+def test_recorded_tables_count_their_look_ups_once_a_batch() -> None:
     traced = tables_of_trace(recorded(*meta_dlrm()))
     assert traced.batch_size == 32
     assert traced.tables == tuple(EmbeddingTable(rows=1000, dim=16, pooling=5, name=f"tables.{i}") for i in range(3))
+    once, thrice = (tables_of_trace(recorded(*meta_dlrm(), batches=batches)) for batches in (1, 3))
+    assert thrice == once
+    said = tables_of_trace(recorded(*meta_dlrm(), batches=2, samples=64))
+    assert said == once
 
 
 def test_where_tables_do_not_fit_a_prediction_names_what_divides_them() -> None:
@@ -45,13 +49,6 @@ def test_where_tables_do_not_fit_a_prediction_names_what_divides_them() -> None:
     assert found["T4"].fits is False
     # 3 x 6.4e9 bytes are 17.9 GiB.
     assert "Embedding tables take 17.9 GiB. Use `lightning-predict shard` to divide them among GPUs." in found.notes
-
-
-def test_accumulation_looks_the_same_tables_up_once_a_batch() -> None:
-    once, thrice = (tables_of_trace(recorded(*meta_dlrm(), batches=batches)) for batches in (1, 3))
-    assert thrice == once
-    said = tables_of_trace(recorded(*meta_dlrm(), batches=2, samples=64))
-    assert said == once
 
 
 class Pair(nn.Module):
@@ -89,7 +86,7 @@ def test_without_storages_the_module_tells_tables_apart() -> None:
     assert (count("a", "b", "a"), count(None, None)) == (2, 2)
 
 
-def test_a_trace_without_look_ups_says_what_to_do() -> None:
+def test_trace_without_look_ups_or_samples_is_refused() -> None:
     backward = Operation(
         name="aten::embedding", phase="backward", inputs=(TensorInfo((10, 4), "float32"), TensorInfo((8,), "int64"))
     )
@@ -97,9 +94,6 @@ def test_a_trace_without_look_ups_says_what_to_do() -> None:
         InvalidArgumentError, match=r"no look-up of an embedding table \(aten::_embedding_bag, .*record"
     ):
         tables_of_trace(Trace(operations=(backward,), device="cpu", recorder="dispatch"))
-
-
-def test_a_trace_with_fewer_samples_than_batches_is_refused() -> None:
     trace = replace(recorded(*meta_dlrm(), batches=2), samples=1)
     with pytest.raises(InvalidArgumentError, match=r"has 1 sample\(s\) in 2 batches; record it again"):
         tables_of_trace(trace)

@@ -192,13 +192,21 @@ def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
     assert fastest.interval.low < fastest.seconds < fastest.interval.high
 
 
-def test_one_gpu_is_left_as_it_is(step: Trace) -> None:
+def test_one_gpu_keeps_its_step_and_the_optimizer_is_the_recorded_one(step: Trace) -> None:
     alone, auto = (
         lp.predict(step, ["A100-SXM-80GB"], strategy=words, history=False)["A100-SXM-80GB"]
         for words in ("ddp", "embedding=auto")
     )
     assert alone.iteration_seconds == auto.iteration_seconds
     assert alone.memory_bytes == auto.memory_bytes
+
+    def with_state(numbers: int) -> Trace:
+        memory = step.memory
+        state = numbers * (memory.parameter_bytes or 0)
+        changed = type(memory)(parameter_bytes=memory.parameter_bytes, optimizer_state_bytes=state)
+        return replace(step, memory=changed)
+
+    assert [table_optimizer(with_state(numbers)) for numbers in (0, 1, 2)] == ["sgd", "adagrad", "adam"]
 
 
 def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -> None:
@@ -279,16 +287,6 @@ def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
     with pytest.raises(InvalidArgumentError, match="embedding= says nothing"):
         parse_strategy("embedding=")
     assert parse_strategy("embedding=auto") == parse_strategy("ddp, embedding=auto")
-
-
-def test_the_optimizer_of_the_tables_is_the_recorded_one(step: Trace) -> None:
-    def with_state(numbers: int) -> Trace:
-        memory = step.memory
-        state = numbers * (memory.parameter_bytes or 0)
-        changed = type(memory)(parameter_bytes=memory.parameter_bytes, optimizer_state_bytes=state)
-        return replace(step, memory=changed)
-
-    assert [table_optimizer(with_state(numbers)) for numbers in (0, 1, 2)] == ["sgd", "adagrad", "adam"]
 
 
 def test_rows_that_many_ask_for_are_found_in_l2(step: Trace) -> None:

@@ -35,30 +35,23 @@ HALF_AS_FAST = {(9, 0): 2, (9, 4): 2, (9, 5): 1}
 
 
 @each
-def test_peaks_are_compute_units_times_clock(row: Gpu) -> None:
+def test_peaks_of_units_and_clock_bound_measured_rates_and_tf32_is_float32(row: Gpu) -> None:
     per_second = row.streaming_multiprocessors * row.boost_clock_hz
     peak = row.peak_flops_per_second
     assert peak["float32"] == pytest.approx(2 * row.cores_per_multiprocessor * per_second, rel=0.01)
     assert peak["float16"] == pytest.approx(MATRIX_RATE[row.compute_capability] * per_second, rel=0.01)
     factor = HALF_AS_FAST.get(row.compute_capability, 1)
     assert peak["float64"] == pytest.approx(factor * row.lanes_peak("float64"), rel=0.03)
-
-
-@each
-def test_dtypes_are_those_that_the_units_compute(row: Gpu) -> None:
     is_cdna = row.compute_capability < (10, 0)
     stated = row.peak_flops_per_second
     assert "tf32" not in stated  # torch runs such products in float32, on CDNA 3, too
     assert ("bfloat16" in stated) == (is_cdna or row.compute_capability >= (11, 0))
     assert ("float8" in stated) == (is_cdna and row.compute_capability >= (9, 4))
-
-
-@each
-def test_measured_rates_are_below_the_peaks_and_most_of_the_figures_are_cited(row: Gpu) -> None:
     for dtype, rate in row.measured_flops_per_second.items():
         assert 0.25 <= rate / row.peak_flops_per_second[dtype] <= 1.0
     (cache,) = row.sources["l2_bytes_per_second"]
     assert "not measured" in cache.title  # makers' peaks: no measurements were used
+    assert row.peak("tf32") == row.peak("float32")
 
 
 @pytest.mark.parametrize(
@@ -77,15 +70,12 @@ def test_names_that_people_and_torch_give(typed: str, name: str) -> None:
     assert gpu(typed).name == name
 
 
-def test_one_die_of_the_mi250x_is_one_gpu() -> None:
+def test_one_die_of_the_mi250x_is_a_gpu_and_a_misspelt_name_suggests_others() -> None:
     row = gpu("MI250X")  # the module: 220 compute units, 128 GiB, 383 TFLOP/s
     assert (row.streaming_multiprocessors, row.memory_bytes / 2**30) == (220 / 2, 128 / 2)
     assert row.peak("float16") == 383e12 / 2
-
-
-@each
-def test_a_tf32_request_runs_in_float32(row: Gpu) -> None:
-    assert row.peak("tf32") == row.peak("float32")
+    with pytest.raises(UnknownGpuError, match=r"'MI300' is not made by NVIDIA; .* The nearest names are MI300X, .*\.$"):
+        gpu("MI300")
 
 
 @each
@@ -96,14 +86,11 @@ def test_networks_take_each_for_a_generation_that_they_know(row: Gpu) -> None:
     assert not row.generation.has_warp_group_matmul  # Hopper's kernels
 
 
-def test_no_group_has_a_gpu_by_amd_unless_the_user_prices_it() -> None:
+def test_no_group_has_them_without_a_price_and_several_are_refused() -> None:
     offers = [example_offer(row.name, 0.1) for row in ROWS] + [example_offer("T4")]
     assert [layout.name for layout in layouts_to_predict("all", offers=offers)] == ["T4"]
     own = layouts_to_predict("all", offers=offers, usd_per_hour={"MI300X": 2.0})
     assert [layout.name for layout in own] == ["T4", "MI300X"]
-
-
-def test_several_are_refused_in_words() -> None:
     expected = r"8xMI300X has 8 GPUs of AMD's; collectives are known of NVIDIA's alone .* Ask for one: 'MI300X'\."
     with pytest.raises(InvalidArgumentError, match=expected):
         collective_seconds("all_reduce", 1e6, layout_of("8xMI300X"))
@@ -111,17 +98,14 @@ def test_several_are_refused_in_words() -> None:
         lp.predict(example_trace(), ["8xMI300X"], history=False)
 
 
-def test_a_recording_on_one_corrects_nothing() -> None:
-    trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="AMD Instinct MI300X")
-    assert gpu_in_use(trace) is None
-
-
-def test_predictions_are_marked_as_not_validated() -> None:
+def test_predictions_are_not_validated_and_a_recording_corrects_nothing() -> None:
     text = str(lp.predict(example_trace(), ["MI300X", "T4"], history=False))
     assert "MI300X †" in text
     words = " ".join(text.split())
     assert "MI300X: not validated, may be several times too fast." in words
     assert "extrapolated from NVIDIA GPUs by data sheet, without measurements on GPUs by AMD" in words
+    trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="AMD Instinct MI300X")
+    assert gpu_in_use(trace) is None
 
 
 def test_intervals_are_twice_as_wide_each_way() -> None:
@@ -134,8 +118,3 @@ def test_intervals_are_twice_as_wide_each_way() -> None:
     assert prediction.seconds == pytest.approx(twin.seconds)
     assert prediction.low_seconds == pytest.approx(twin.low_seconds / ASSUMED_SPREAD)
     assert prediction.high_seconds == pytest.approx(twin.high_seconds * ASSUMED_SPREAD)
-
-
-def test_misspelt_gpu_name_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownGpuError, match=r"'MI300' is not made by NVIDIA; .* The nearest names are MI300X, .*\.$"):
-        gpu("MI300")

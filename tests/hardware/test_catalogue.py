@@ -249,19 +249,17 @@ def test_a_source_for_a_figure_that_the_row_does_not_state_is_refused(tmp_path: 
         load_catalogue(folder)
 
 
-def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_name_in_two_files_and_folder_without_files_are_refused(tmp_path: Path) -> None:
     folder = write_catalogue(tmp_path, turing=GOOD_ROW + CAPABILITIES)
     with pytest.raises(
         CatalogueError, match=r"turing\.toml: gpu\.X is also a row of ampere\.toml; remove one of the two\."
     ):
         load_catalogue(folder)
-
-
-def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match=r"sources\.toml does not exist; give the path of a TOML file\."):
-        load_catalogue(tmp_path)
+        load_catalogue(tmp_path / "nowhere")
     write_catalogue(tmp_path)
     (tmp_path / "ampere.toml").unlink()
+    (tmp_path / "turing.toml").unlink()
     with pytest.raises(CatalogueError, match="holds no file of an architecture; give a catalogue's folder"):
         load_catalogue(tmp_path)
 
@@ -283,17 +281,11 @@ def test_a_vendor_is_a_file_with_sources_of_its_own_and_comes_after_nvidias_by_g
     assert [source.title for source in loaded[-1].sources["*"]] == ["A white paper"]
 
 
-def test_tf32_falls_back_to_float32() -> None:
+def test_peak_and_ridge_fall_back_to_float32_or_are_unknown() -> None:
     assert SMALL.peak("tf32") == 4e12
     assert OLD.peak("tf32") == OLD.peak("float32") == 1e12
-
-
-def test_a_dtype_that_is_not_supported_has_no_peak_and_no_ridge() -> None:
     assert SMALL.peak("float8") is None
     assert SMALL.ridge_flops_per_byte("float8") is None
-
-
-def test_the_ridge_is_where_computing_and_loading_take_equally_long() -> None:
     assert SMALL.ridge_flops_per_byte("float32") == 1e12 / 100e9
     assert BIG.ridge_flops_per_byte("float16") == 16e12 / 300e9
 

@@ -43,11 +43,8 @@ def is_half_rate(row: Gpu) -> bool:
     return any("GeForce" in name for name in row.reported_names) or row.name in HALF_RATE_OTHERWISE
 
 
-def test_there_are_more_than_a_hundred_gpus() -> None:
+def test_catalogue_has_a_file_of_each_architecture_and_over_100_gpus() -> None:
     assert len(CATALOGUE) > 100
-
-
-def test_every_architecture_has_rows_in_its_own_file_and_no_other_file_lies_there() -> None:
     architectures = list(dict.fromkeys(row.architecture for row in CATALOGUE))
     nvidias = "kepler maxwell pascal volta turing ampere ada hopper blackwell".split()  # oldest first
     assert architectures == [*nvidias, *"cdna2 cdna3 cdna4 rdna rdna2 rdna3".split()]  # other makers' after them
@@ -76,9 +73,11 @@ def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
 
 
 @every_gpu
-def test_float32_peak_is_lanes_times_clock_times_two(row: Gpu) -> None:
+def test_float32_peak_is_lanes_times_clock_times_two_and_bounds_emulation(row: Gpu) -> None:
     lanes = row.cores_per_multiprocessor * row.streaming_multiprocessors
     assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
+    for dtype in row.emulated_dtypes:
+        assert row.peak_flops_per_second[dtype] <= row.peak_flops_per_second["float32"]
 
 
 @each_of_nvidias
@@ -140,22 +139,18 @@ def test_the_p100_has_float16_at_twice_float32(name: str, tflops: float) -> None
 
 
 @every_gpu
-def test_emulation_is_never_faster_than_float32(row: Gpu) -> None:
-    for dtype in row.emulated_dtypes:
-        assert row.peak_flops_per_second[dtype] <= row.peak_flops_per_second["float32"]
-
-
-@every_gpu
-def test_memory_grows_and_slows_from_the_cache_outwards(row: Gpu) -> None:
+def test_memory_slows_outwards_and_the_highest_clock_is_near_the_boost_clock(row: Gpu) -> None:
     assert row.l2_bytes_per_second > row.dram_bytes_per_second > row.pcie_bytes_per_second
     assert row.l2_bytes < row.memory_bytes
     # The port of an SM takes 64 bytes a clock, so no L2 feeds them faster.
     assert row.l2_bytes_per_second <= 64 * row.streaming_multiprocessors * row.boost_clock_hz
     assert row.ridge_flops_per_byte("float32") == row.peak_flops_per_second["float32"] / row.dram_bytes_per_second
+    assert row.boost_clock_hz <= row.highest_clock_hz <= 3.2e9
+    assert 1.0 <= row.overclock <= 1.8  # the RTX A2000's boost clock of 1200 MHz is the lowest, of 2100
 
 
 @every_gpu
-def test_sources_are_titled_dated_and_two_unless_marked(row: Gpu) -> None:
+def test_sources_are_titled_dated_and_two_unless_marked_and_names_are_plain(row: Gpu) -> None:
     for sources in row.sources.values():
         assert sources
         for source in sources:
@@ -163,16 +158,6 @@ def test_sources_are_titled_dated_and_two_unless_marked(row: Gpu) -> None:
             assert source.url.startswith("https://")
             assert re.match(r"20\d\d", source.date)
     assert len({source.url for source in row.sources["*"]}) >= (1 if row.single_source else 2)
-
-
-@each_of_nvidias
-def test_l2_bandwidth_names_its_own_measurement(row: Gpu) -> None:
-    (source,) = row.sources["l2_bytes_per_second"]
-    assert "measured" in source.title
-
-
-@every_gpu
-def test_names_use_only_what_every_logger_takes(row: Gpu) -> None:
     assert re.fullmatch(r"[A-Za-z0-9.-]+", row.name)
 
 
@@ -224,15 +209,12 @@ def test_multiprocessors_are_those_enabled(name: str, multiprocessors: int) -> N
     assert gpu(name).streaming_multiprocessors == multiprocessors
 
 
-def test_leonardos_gpu_is_an_a100_with_more_multiprocessors_and_four_stacks_of_memory() -> None:
+def test_a800_and_64_gb_a100_differ_from_the_a100_in_name_and_parts_only() -> None:
     row, sold = gpu("NVIDIA A100-SXM-64GB"), gpu("A100-SXM-80GB")  # five stacks of 16 GB
     for dtype, rate in sold.peak_flops_per_second.items():
         assert row.peak(dtype) == pytest.approx(rate * 124 / 108, rel=2e-3), dtype
     assert row.memory_bytes / sold.memory_bytes == row.l2_bytes / sold.l2_bytes == 4 / 5
     assert row.dram_bytes_per_second == pytest.approx(4 / 5 * sold.dram_bytes_per_second, rel=1e-3)
-
-
-def test_the_a800_card_is_the_a100_card_without_its_name() -> None:
     row, sold = gpu("NVIDIA A800 80GB PCIe"), gpu("NVIDIA A100 80GB PCIe")
     own = {"name", "reported_names", "aliases", "launch_year", "single_source", "sources"}
     differing = {each.name for each in fields(row) if getattr(row, each.name) != getattr(sold, each.name)}
@@ -263,17 +245,13 @@ def test_cards_with_several_dies_count_one() -> None:
         assert row.streaming_multiprocessors * row.cores_per_multiprocessor == lanes
 
 
-@every_gpu
-def test_the_highest_clock_is_the_boost_clock_or_what_its_driver_allows(row: Gpu) -> None:
-    assert row.boost_clock_hz <= row.highest_clock_hz <= 3.2e9
-    assert 1.0 <= row.overclock <= 1.8  # the RTX A2000's boost clock of 1200 MHz is the lowest, of 2100
-
-
 @each_of_nvidias
-def test_measured_products_lie_below_the_peak_at_the_highest_clock(row: Gpu) -> None:
+def test_measured_products_lie_below_the_peak_and_l2_names_its_measurement(row: Gpu) -> None:
     for dtype, rate in row.measured_flops_per_second.items():
         assert 0.35 <= rate / (row.peak_flops_per_second[dtype] * row.overclock) <= 1.0, dtype
         assert dtype not in row.emulated_dtypes
+    (source,) = row.sources["l2_bytes_per_second"]
+    assert "measured" in source.title
 
 
 def test_boards_that_people_own_were_measured() -> None:
@@ -289,19 +267,16 @@ def test_boards_that_people_own_were_measured() -> None:
         assert gpu(name).measured_flops_per_second[dtype] == pytest.approx(teraflops * 1e12)
 
 
-def test_a_figure_may_have_a_source_of_its_own() -> None:
-    row = gpu("RTX-PRO-6000-Server")
-    assert row.dram_bytes_per_second == 1597e9
-    assert row.sources["dram_bytes_per_second"] != row.sources["*"]
-    assert "bfloat16" in gpu("T4").sources
-
-
-def test_boards_for_data_centres_keep_the_codes_of_ecc_in_their_gddr() -> None:
+def test_gddr_boards_for_data_centres_have_inline_ecc_with_its_own_source() -> None:
     rows = {row.name: row for row in CATALOGUE if row.has_inline_ecc}  # not what another test registered
     assert {"P4", "T4", "A10", "A40", "L4", "L40S"} <= set(rows)
     assert not {"RTX-4090", "RTX-A6000", "RTX-6000-Ada"} & set(rows)  # there, ECC is off or not there
     assert {row.memory_kind for row in rows.values()} == {"GDDR5", "GDDR6"}  # GDDR7 has room of its own for codes
     assert all(row.sources["has_inline_ecc"] != row.sources["*"] for row in rows.values())
+    row = gpu("RTX-PRO-6000-Server")
+    assert row.dram_bytes_per_second == 1597e9
+    assert row.sources["dram_bytes_per_second"] != row.sources["*"]
+    assert "bfloat16" in gpu("T4").sources
 
 
 def test_boards_of_one_chip_keep_up_the_same_rates() -> None:

@@ -47,10 +47,16 @@ def test_a_gpu_and_a_layout_stand_for_themselves() -> None:
         layout_of(5)  # type: ignore[arg-type]
 
 
-def test_number_of_machines_can_be_given_with_the_name() -> None:
+def test_number_of_machines_may_come_with_the_name_and_must_agree() -> None:
     assert layout_of("8xL4", num_nodes=2).name == "2x8xL4"
     assert layout_of("T4", num_nodes=4).name == "4x1xT4"
     assert layout_of("2x8xL4", num_nodes=2).name == "2x8xL4"
+    with pytest.raises(InvalidArgumentError, match=r"'2x8xL4' has 2 machine\(s\), but num_nodes=4"):
+        layout_of("2x8xL4", num_nodes=4)
+    with pytest.raises(InvalidArgumentError, match="num_nodes=0; a layout has at least one"):
+        layout_of("L4", num_nodes=0)
+    with pytest.raises(InvalidArgumentError, match=r"'2xg5.xlarge' asks for 2 machine\(s\), but num_nodes=3"):
+        layout_of("2xg5.xlarge", num_nodes=3)
 
 
 @pytest.mark.parametrize("name", ["0xT4", "0x8xT4", "8x0xT4", "70000xT4", "300x300xT4"])
@@ -62,13 +68,6 @@ def test_numbers_beyond_reason_are_refused(name: str) -> None:
 def test_an_unknown_gpu_in_a_layout_names_the_layout() -> None:
     with pytest.raises(UnknownGpuError, match=r"In the layout '3xNOPE': 'NOPE' is not a GPU .*<GPUs>x<GPU>"):
         layout_of("3xNOPE")
-
-
-def test_two_different_numbers_of_machines_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'2x8xL4' has 2 machine\(s\), but num_nodes=4"):
-        layout_of("2x8xL4", num_nodes=4)
-    with pytest.raises(InvalidArgumentError, match="num_nodes=0; a layout has at least one"):
-        layout_of("L4", num_nodes=0)
 
 
 @given(st.sampled_from(gpu_names()), st.integers(1, 64), st.integers(1, 64))
@@ -83,11 +82,13 @@ def test_no_gpu_of_the_catalogue_is_taken_for_a_layout(name: str) -> None:
     assert layout_of(name) == Layout(gpu(name))
 
 
-def test_racks_are_rented_by_trays() -> None:
+def test_racks_are_rented_by_trays_and_spellings_of_machines_are_equal() -> None:
     assert in_trays(layout_of("64xGB200")) == layout_of("16x4xGB200")
     assert in_trays(layout_of("2x72xGB200")).name == "36x4xGB200"
     for name in ("4xGB200", "6xGB200", "2xGB200", "8xH100", "16x4xGB200"):
         assert in_trays(layout_of(name)) == layout_of(name)
+    assert is_same_machine("Standard_NC4as_T4_v3", "NC4as T4 v3")
+    assert not is_same_machine("g5.xlarge", "g6.xlarge")
 
 
 @pytest.mark.parametrize(
@@ -116,13 +117,3 @@ def test_offers_and_machines_agree_on_the_gpus_of_a_machine() -> None:
             assert (layout.gpu.name, layout.gpus_per_node) == (offer.gpu, offer.num_gpus), offer.instance
             compared += 1
     assert compared >= 30
-
-
-def test_azures_prefix_and_separators_do_not_count() -> None:
-    assert is_same_machine("Standard_NC4as_T4_v3", "NC4as T4 v3")
-    assert not is_same_machine("g5.xlarge", "g6.xlarge")
-
-
-def test_numbers_of_machines_that_disagree_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'2xg5.xlarge' asks for 2 machine\(s\), but num_nodes=3"):
-        layout_of("2xg5.xlarge", num_nodes=3)

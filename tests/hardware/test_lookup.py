@@ -131,10 +131,17 @@ def test_what_clouds_say_leads_to_what_they_rent_out(alias: str, name: str) -> N
     assert gpu(alias).name == name
 
 
-def test_every_name_of_every_row_leads_back_to_it() -> None:
+def test_names_lead_back_to_their_rows_and_are_listed_oldest_first() -> None:
     assert len(WORDS) > 300
     for word, row in WORDS:
         assert gpu(word, memory_bytes=0.97 * row.memory_bytes) == row
+    names = gpu_names()
+    assert len(set(names)) == len(names)
+    years = [gpu(name).launch_year for name in names]
+    assert names[0] == "K80"
+    assert years[0] < years[-1]
+    with pytest.raises(UnknownGpuError, match=r"'' is not a GPU of the catalogue. No name is near it\."):
+        gpu("")
 
 
 @given(data=st.data())
@@ -175,19 +182,13 @@ def test_memory_tells_apart_cards_that_report_one_name(reported: str, gibibytes:
     assert gpu(reported, memory_bytes=gibibytes * 2**30).name == name
 
 
-def test_cards_that_report_one_name_are_named_when_memory_is_not_given() -> None:
+def test_memory_tells_cards_of_one_name_apart_or_is_asked_for() -> None:
     words = r"'GeForce RTX 3080' is what several cards report: RTX-3080 \(10 GiB\) or RTX-3080-12GB \(12 GiB\)"
     with pytest.raises(UnknownGpuError, match=words + r"\. Ask for one of these names, or give memory_bytes"):
         gpu("GeForce RTX 3080")
-
-
-def test_memory_of_none_of_them_is_refused() -> None:
     words = r"'GeForce RTX 3080' with 20.0 GiB of memory matches no card with this name: RTX-3080 \(10"
     with pytest.raises(UnknownGpuError, match=words):
         gpu("GeForce RTX 3080", memory_bytes=20 * 2**30)
-
-
-def test_memory_is_not_asked_of_a_name_that_one_card_has() -> None:
     assert gpu("RTX 4090", memory_bytes=48 * 2**30).name == "RTX-4090"  # rebuilt with twice the memory
 
 
@@ -209,19 +210,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -
     assert nearest in re.split(r"[ ,.]+", message)
     assert "lightning_predict.gpu_names() lists all of them." in message
     assert "a TOML file given as gpus_file: [gpu.NAME], like = " in message
-
-
-def test_a_name_that_is_like_nothing_says_so() -> None:
-    with pytest.raises(UnknownGpuError, match=r"'' is not a GPU of the catalogue. No name is near it\."):
-        gpu("")
-
-
-def test_names_are_listed_once_oldest_architecture_first() -> None:
-    names = gpu_names()
-    assert len(set(names)) == len(names)
-    years = [gpu(name).launch_year for name in names]
-    assert names[0] == "K80"
-    assert years[0] < years[-1]
 
 
 def test_two_cards_may_share_only_a_reported_name_and_only_with_different_memory() -> None:

@@ -52,7 +52,7 @@ def test_a_gpu_of_ones_own_is_like_another_but_for_what_differs(tmp_path: Path) 
     assert own.dram_bytes_per_second == like.dram_bytes_per_second
 
 
-def test_it_is_known_by_its_names_from_then_on(tmp_path: Path) -> None:
+def test_gpu_of_a_file_is_known_by_its_names_and_predicted(tmp_path: Path) -> None:
     with pytest.raises(UnknownGpuError):
         gpu("RTX-4090-48GB")
     assert add_gpus(written(tmp_path, FILE)) == ("RTX-4090-48GB",)
@@ -60,9 +60,6 @@ def test_it_is_known_by_its_names_from_then_on(tmp_path: Path) -> None:
     assert "RTX-4090-48GB" in lp.gpu_names()
     add_gpus(written(tmp_path, FILE.replace("48\n", "44\n")))  # a changed file
     assert gpu("RTX-4090-48GB").memory_bytes == 44 * 2**30
-
-
-def test_predict_takes_it(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     predictions = lp.predict(example_trace(), ["RTX-4090", "2xRTX-4090-48GB"], gpus_file=path, history=False)
     assert list(predictions) == ["RTX-4090", "2xRTX-4090-48GB"]
@@ -83,9 +80,13 @@ def test_what_cannot_be_is_refused_with_its_place(text: str, words: str, tmp_pat
         add_gpus(written(tmp_path, text))
 
 
-def test_like_must_be_a_gpu(tmp_path: Path) -> None:
+def test_unknown_model_and_impossible_memory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownGpuError, match="'T5' is not a GPU of the catalogue"):
         add_gpus(written(tmp_path, '[gpu.X]\nlike = "T5"\n'))
+    with pytest.raises(UnknownGpuError, match="T4 has 16 GiB, less than 32 GB"):
+        gpu("GRID T4-32Q")
+    with pytest.raises(UnknownGpuError, match="Thor shares its memory with its processor, which nothing here models"):
+        gpu("NVIDIA Thor")
 
 
 @pytest.mark.parametrize(
@@ -97,16 +98,6 @@ def test_a_virtual_gpu_is_the_card_with_its_part_of_the_memory(reported: str, na
     assert (virtual.name, virtual.memory_bytes) == (name, gib * 2**30)
     assert virtual.streaming_multiprocessors == whole.streaming_multiprocessors
     assert virtual.nvlink_bytes_per_second is None
-
-
-def test_a_virtual_gpu_has_no_more_memory_than_its_card() -> None:
-    with pytest.raises(UnknownGpuError, match="T4 has 16 GiB, less than 32 GB"):
-        gpu("GRID T4-32Q")
-
-
-def test_a_gpu_that_shares_its_processors_memory_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnknownGpuError, match="Thor shares its memory with its processor, which nothing here models"):
-        gpu("NVIDIA Thor")
 
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"

@@ -26,11 +26,18 @@ def test_a_slice_is_found_by_each_name_of_its_gpu(name: str) -> None:
     assert gpu(name).name == "A100-SXM-40GB-MIG-1g.5gb"
 
 
-def test_slices_of_a_kind_are_never_more_than_the_gpu() -> None:
+def test_slices_are_never_more_than_their_gpu_whatever_their_engines() -> None:
     whole = gpu("H100-SXM-80GB")
     smallest = slice_of(whole, "1g.10gb")
     assert 7 * smallest.streaming_multiprocessors <= whole.streaming_multiprocessors
     assert 7 * smallest.memory_bytes <= whole.memory_bytes
+    plain, media = gpu("A100-SXM-40GB MIG 1g.5gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me")
+    assert media == plain
+    whole, part = gpu("A100-SXM-40GB MIG 3g.20gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb")
+    assert part.name == "A100-SXM-40GB-MIG-1c.3g.20gb"
+    assert part.streaming_multiprocessors == 14  # a third of 42
+    assert part.memory_bytes == whole.memory_bytes
+    assert part.peak_flops_per_second["bfloat16"] == pytest.approx(whole.peak_flops_per_second["bfloat16"] / 3)
 
 
 def test_a_slice_that_a_gpu_does_not_have_is_refused_with_those_that_it_has() -> None:
@@ -51,16 +58,6 @@ def test_accelerators_of_other_makers_are_refused_as_such(name: str) -> None:
         match=rf"'{name}' is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of",
     ):
         gpu(name)
-
-
-def test_media_engines_change_nothing_and_a_compute_instance_has_a_part_of_the_multiprocessors() -> None:
-    plain, media = gpu("A100-SXM-40GB MIG 1g.5gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me")
-    assert media == plain
-    whole, part = gpu("A100-SXM-40GB MIG 3g.20gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb")
-    assert part.name == "A100-SXM-40GB-MIG-1c.3g.20gb"
-    assert part.streaming_multiprocessors == 14  # a third of 42
-    assert part.memory_bytes == whole.memory_bytes
-    assert part.peak_flops_per_second["bfloat16"] == pytest.approx(whole.peak_flops_per_second["bfloat16"] / 3)
 
 
 @pytest.mark.parametrize("profile", ["3c.3g.20gb", "0c.3g.20gb", "1c.9g.20gb"])

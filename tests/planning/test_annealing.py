@@ -40,13 +40,10 @@ def simulated_usd(problem: PlanningProblem) -> float:
     return simulate(replace(problem, period_seconds=ONE_DECISION_SECONDS), policy).total_usd
 
 
-def test_two_jobs_move_together() -> None:
-    """Two machines cost $2.2. A box for one job costs $2, too, so only both jobs together make it worthwhile."""
+def test_jobs_move_together_or_wait_for_each_other_where_that_is_cheaper() -> None:
+    # Two machines cost $2.2. A box for one job costs $2, too, so only both jobs together make it worthwhile.
     assert cheapest_plan(problem_of(job("a"), job("b"))).total_usd == pytest.approx(2.0)
-
-
-def test_a_job_waits_for_the_submission_of_another() -> None:
-    """Half an hour late costs $0.05. Two boxes, or one box for 1.5 h, cost $3 or more; two own machines cost $2.2."""
+    # Half an hour late costs $0.05. Two boxes, or one box for 1.5 h, cost $3 or more; two own machines cost $2.2.
     early = job("a", due=1.0, late=0.1)
     plan = cheapest_plan(problem_of(early, job("b", release=0.5)))
     assert plan.total_usd == pytest.approx(2.0 + 0.05)
@@ -85,14 +82,10 @@ def test_limits_hold() -> None:
     assert simulated_usd(quota) == pytest.approx(2.2)
 
 
-def test_jobs_that_wait_for_each_other_cost_infinitely_much() -> None:
+def test_late_entries_and_dear_schedules_cost_infinitely_much() -> None:
     schedules = ListSchedules(problem_of(job("a"), job("b")))
     assert schedules.usd((Entry(0, 0, after=1), Entry(1, 0, after=0))) == float("inf")
     assert schedules.usd((Entry(0, 0), Entry(1, 0, after=0))) == pytest.approx(4.0)
-
-
-def test_a_bound_ends_the_evaluation_early() -> None:
-    schedules = ListSchedules(problem_of(job("a"), job("b")))
     schedule = (Entry(0, 1), Entry(1, 1))
     assert schedules.usd(schedule, 2.3) == pytest.approx(2.2)
     assert schedules.usd(schedule, 2.1) == float("inf")

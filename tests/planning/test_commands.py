@@ -65,7 +65,7 @@ def test_plan_of_many_jobs_prints_its_lower_bound(
     assert "No plan costs less than $5.25, a gap of at most 12%." in out
 
 
-def test_lower_bound_of_a_queue_rule_needs_no_scipy(
+def test_lower_bound_of_a_queue_rule_needs_no_scipy_and_may_be_zero(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
@@ -73,24 +73,17 @@ def test_lower_bound_of_a_queue_rule_needs_no_scipy(
     assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
     # The bound without waiting for nodes: 2 h until the deadline, as above.
     assert "No plan costs less than $5.25, a gap of at most 12%." in " ".join(capsys.readouterr().out.split())
-
-
-def test_plan_on_machines_that_cost_nothing_has_no_gap(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
     free = [machine | {"usd_per_hour": 0} for machine in DOCUMENT["machines"]]
     assert main(["plan", str(written(tmp_path, DOCUMENT | {"machines": free})), "--method", "edf"]) == 0
     assert "No plan costs less than $0, a gap of at most 0%." in " ".join(capsys.readouterr().out.split())
 
 
-def test_nothing_is_written_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_without_a_folder_writes_nothing_and_an_error_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
     assert "Plan by EDF" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
-
-
-def test_an_error_is_a_line_and_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, DOCUMENT | {"budget_usd": 0}))]) == 2
     assert capsys.readouterr().err.startswith("lightning-predict: error: The budget of $0.00 is too small: job 'a'")
 

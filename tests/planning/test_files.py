@@ -59,12 +59,9 @@ def test_a_file_becomes_a_problem_in_seconds(tmp_path: Path) -> None:
     assert job.command == "python train.py"
 
 
-def test_moves_are_not_free_unless_the_file_says_so(tmp_path: Path) -> None:
+def test_moves_are_not_free_unless_the_file_says_so_and_a_machine_can_be_an_offer(tmp_path: Path) -> None:
     assert read_problem(written(tmp_path, DOCUMENT)).restart_seconds == RESTART_SECONDS > 0
     assert read_problem(written(tmp_path, DOCUMENT | {"restart_seconds": 0})).restart_seconds == 0
-
-
-def test_a_machine_can_be_an_offer_of_the_package(tmp_path: Path) -> None:
     offer = load_offers()[0]
     job = JOB | {"hours": {offer.instance: {1: 1.0}}}
     (machine,) = read_problem(written(tmp_path, DOCUMENT | {"machines": [offer.instance], "jobs": [job]})).machines

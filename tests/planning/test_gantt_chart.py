@@ -76,15 +76,12 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page_is_self_contained_and_shows_every_segment() -> None:
+def test_page_is_self_contained_shows_every_segment_and_escapes_names() -> None:
     parser, page = Elements(), gantt_page(MOVED, TWO_JOBS.machines)
     parser.feed(page.replace("/>", "></line>"))
     assert parser.open == []
     assert parser.bars == len(MOVED.segments) == 3
     assert f"${MOVED.total_usd:,.2f}" in page
-
-
-def test_page_escapes_names() -> None:
     evil = "<b>&\"a'"
     problem = replace(ONE_EVENT, jobs=(replace(TWO_JOBS.jobs[0], name=evil),))
     page = gantt_page(simulate(problem, Script(({evil: at(0, "large", 4)},))), problem.machines)

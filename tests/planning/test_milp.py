@@ -31,15 +31,12 @@ def test_two_jobs_by_hand() -> None:
     assert decision.postponed == ()
 
 
-def test_one_node_goes_to_the_job_that_loses_most_by_waiting() -> None:
+def test_number_of_nodes_and_budget_are_kept() -> None:
     problem = replace(HOURLY, limits=Limits(nodes=1))
     decision = MilpPlanner().decide(problem, at_start(problem))
     # a waits: 13.004 $ and b runs: 2 $. b waits: 2.002 $ and a runs: 6 $.
     assert (set(decision.placements), decision.postponed) == ({"a"}, ("b",))
     assert decision.objective_usd == pytest.approx(6.0 + 2.0 * 1.001)
-
-
-def test_the_budget_is_kept() -> None:
     # Both alone: 6 $ + 2 $ = 8 $, a on small 4 $ + 2 $ = 6 $. With 7 $ only the latter is left.
     problem = replace(HOURLY, limits=Limits(nodes=2, budget_usd=7.0))
     assert MilpPlanner().decide(problem, at_start(problem)).placements["a"].configuration == on("small", 1)
@@ -194,13 +191,10 @@ def test_rest_of_a_restart_counts_for_a_job_that_stays() -> None:
     assert MilpPlanner().decide(problem, situation).objective_usd == pytest.approx(2.5)
 
 
-def test_a_node_of_eight_has_22_fillings() -> None:
+def test_fillings_of_a_node_leave_no_room_for_another_job() -> None:
     ways = fillings(tuple(range(8, 0, -1)), 8)
     assert len(ways) == len(set(ways)) == 22  # the partitions of 8
     assert all(sum(size * count for size, count in zip(range(8, 0, -1), way, strict=True)) == 8 for way in ways)
-
-
-def test_fillings_leave_no_room_for_another_job() -> None:
     assert set(fillings((3, 2), 4)) == {(1, 0), (0, 2)}
     assert fillings((4,), 3) == ()
 

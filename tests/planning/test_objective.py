@@ -34,14 +34,11 @@ def test_a_cell_is_the_share_after_the_horizon_and_the_tardiness() -> None:
     assert options.period_usd == pytest.approx([6.0, 1.0])
 
 
-def test_waiting_costs_the_cheapest_run_alone_and_the_worst_tardiness() -> None:
+def test_waiting_costs_the_cheapest_run_alone_and_the_worst_tardiness_times_their_factors() -> None:
     options = options_of(HOURLY, at_start(HOURLY))
     # a: on large for the horizon 6 $, on small 1 $ + 3 $ = 4 $: the cheapest is 4 $. On small (slower and cheaper, so
     # worth renting) it would end at 1 h + 4 h, 3 h late: 9 $. b: 1 $ + 1 $, ends at 3 h, in time.
     assert options.postponed_usd == pytest.approx([4.0 * 1.001 + 9.0, 2.0 * 1.001])
-
-
-def test_factors_weigh_tardiness_and_postponement() -> None:
     problem = replace(HOURLY, tardiness_factor=2.0, postponement_factor=0.5)
     options = options_of(problem, at_start(problem))
     assert options.cost_usd[0, 1] == pytest.approx(3.0 + 2 * 6.0)

@@ -77,12 +77,9 @@ def test_the_budget_decides_between_plans() -> None:
     assert plan.tardiness_usd == pytest.approx(6.0)
 
 
-def test_rule_that_exceeds_the_budget_names_its_cost() -> None:
+def test_rule_beyond_the_budget_and_an_unknown_method_are_refused() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"No plan keeps the budget of \$7.*costs \$8.00"):
         cheapest_plan(replace(STAYING, limits=Limits(nodes=2, budget_usd=7.0)), method="fifo")
-
-
-def test_an_unknown_method_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="no policy 'best'; known: milp, fifo, edf, ps, fifo-shared"):
         cheapest_plan(TWO_JOBS, method="best")
 

@@ -37,13 +37,16 @@ def test_costs_of_two_jobs_by_hand() -> None:
     assert script.seen[1].mean_gap_seconds == pytest.approx(HOUR)
 
 
-def test_tardiness_is_paid() -> None:
+def test_tardiness_is_paid_and_a_period_without_events_is_an_event() -> None:
     script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
     plan = simulate(ONE_EVENT, script)
     assert plan.tardiness_usd == pytest.approx(6.0)  # a ends at 4 h, 2 h late, 3 $/h
     (late,) = (outcome for outcome in plan.outcomes if outcome.tardiness_seconds)
     assert late.job == "a"
     assert late.tardiness_seconds == pytest.approx(2 * HOUR)
+    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
+    simulate(replace(TWO_JOBS, period_seconds=HOUR), script)
+    assert [situation.now_seconds / HOUR for situation in script.seen] == pytest.approx([0, 1, 2, 3])
 
 
 def test_a_job_that_is_paused_goes_on_where_it_stopped_and_loses_the_restart() -> None:
@@ -73,22 +76,12 @@ def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
     assert plan.machine_usd == pytest.approx(6.0)
 
 
-def test_a_period_without_events_is_an_event() -> None:
-    script = Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},))
-    simulate(replace(TWO_JOBS, period_seconds=HOUR), script)
-    assert [situation.now_seconds / HOUR for situation in script.seen] == pytest.approx([0, 1, 2, 3])
-
-
-def test_real_times_differ_while_the_policy_believes_the_predicted_ones() -> None:
+def test_jobs_take_their_real_times_and_tell_them_after_a_minute() -> None:
     script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     plan = simulate(ONE_EVENT, script, actual_seconds=actual)
     assert plan.machine_usd == pytest.approx(1.5 * 6 + 2)
-
-
-def test_a_job_tells_its_own_speed_after_a_minute() -> None:
     script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
-    actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     simulate(replace(TWO_JOBS, period_seconds=59.0), script, actual_seconds=actual)
     known = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
     assert [situation.measured for situation in script.seen[:3]] == [{}, {}, known]  # at 0, 59 and 118 s
@@ -181,7 +174,7 @@ def test_queue_rules_serve_in_their_order(rule: int, order: list[str]) -> None:
     assert [item.job for item in plan.segments] == ["blocks", *order]
 
 
-def test_a_shared_queue_fills_open_machines_first() -> None:
+def test_queues_fill_open_machines_first_and_keep_quotas() -> None:
     jobs = tuple(job(name, hours={on("large", 2): 1.0}, deadline=2.0) for name in "abc")
     problem = PlanningProblem(jobs=jobs, machines=(LARGE,), limits=Limits(nodes=2))
     shared, alone = simulate(problem, SHARING_BASELINES[0]), simulate(problem, BASELINES[0])
@@ -189,9 +182,6 @@ def test_a_shared_queue_fills_open_machines_first() -> None:
     assert shared.machine_usd == pytest.approx(12.0)
     assert alone.machine_usd == pytest.approx(18.0)
     assert alone.makespan_seconds == pytest.approx(2 * HOUR)  # the third waits for a node
-
-
-def test_a_queue_rule_keeps_quotas() -> None:
     problem = replace(TWO_JOBS, limits=Limits(nodes=2, quotas={"large": 0}))
     assert {item.placement.configuration.machine for item in simulate(problem, FIFO).segments} == {"small"}
 

@@ -81,14 +81,11 @@ def test_a_strategy_of_the_file_or_of_a_job_is_how_its_gpus_share_the_work(trace
     assert set(the_job(trace, two, job=JOB | {"strategy": "tensor=4"}).seconds) == {on("box", 1)}
 
 
-def test_a_host_and_weights_of_the_file_are_taken(trace: Path) -> None:
+def test_host_weights_and_gpus_of_the_file_are_taken(trace: Path) -> None:
     assert the_job(trace, host="slow").seconds[on("box", 1)] == pytest.approx(predicted(trace, "A10", host="slow"))
     assert the_job(trace, host="slow").seconds[on("box", 1)] > the_job(trace, host="fast").seconds[on("box", 1)]
     with pytest.raises(lp.LightningPredictError, match="nowhere"):
         problem_of(trace, weights="nowhere/at-all")
-
-
-def test_gpu_from_a_file_is_a_machine(trace: Path) -> None:
     trace.with_name("gpus.toml").write_text('[gpu.A10-slow]\nlike = "A10"\ndram_gb_per_s = 100\n')
     slow = BOX | {"name": "slow", "gpu": "A10-slow"}
     seconds = the_job(trace, BOX, slow, gpus_file="gpus.toml").seconds

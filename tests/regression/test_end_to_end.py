@@ -222,19 +222,22 @@ def test_relative_errors_are_minimised_unless_asked_otherwise() -> None:
     assert missed("relative", runs[-1]) > missed("absolute", runs[-1])
 
 
-def test_constant_and_unknown_variables_are_left_out_and_said() -> None:
+def test_notes_name_constant_unknown_and_insignificant_variables() -> None:
     regression = fit_regression(runs_of([setting(size) for size in SIZES], by_work))
     assert {name for term in regression.terms for name in term.variables} == {"batch_size"}
     assert regression.notes == (
         "Not known of the runs, and left out: memory bandwidth, threads, disk delay, inner modules, sequence length.",
         "The same in all runs, and left out: iterations (100), FLOP/s (8e+12), number of GPUs (1).",
     )
-
-
-def test_insignificant_variables_are_named() -> None:
     found = fit_regression(runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2)], lambda one: 1.0))
     assert found.formula == "seconds per iteration = 1"
     assert found.notes[-1] == "The runs differ in these, and their times not significantly: batch size, number of GPUs."
+    settings = [
+        RunSetting(iterations=10, batch_size=8, gpu="T4", disk_seconds=delay) for delay in (0.0, 0.001, 0.002, 0.003)
+    ]
+    regression = fit_regression(runs_of(settings, lambda one: 1 + 10 * (one.disk_seconds or 0)))
+    assert regression.formula == "seconds per iteration = 1 + 10 * disk_seconds"
+    assert regression.notes[-1] == "Not inverted, as it is 0 in a run: disk delay."
 
 
 def test_costs_are_not_negative_and_a_faster_gpu_is_never_slower() -> None:
@@ -256,15 +259,6 @@ def test_costs_are_not_negative_and_a_faster_gpu_is_never_slower() -> None:
     assert times[-1] > 0
 
 
-def test_a_variable_that_is_0_is_not_inverted() -> None:
-    settings = [
-        RunSetting(iterations=10, batch_size=8, gpu="T4", disk_seconds=delay) for delay in (0.0, 0.001, 0.002, 0.003)
-    ]
-    regression = fit_regression(runs_of(settings, lambda one: 1 + 10 * (one.disk_seconds or 0)))
-    assert regression.formula == "seconds per iteration = 1 + 10 * disk_seconds"
-    assert regression.notes[-1] == "Not inverted, as it is 0 in a run: disk delay."
-
-
 def test_runs_that_do_not_differ_give_their_mean() -> None:
     regression = fit_regression(
         [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (99.0, 100.0, 101.0)],
@@ -277,14 +271,11 @@ def test_runs_that_do_not_differ_give_their_mean() -> None:
     assert estimate.high_seconds == pytest.approx(100 + 2.920 * 1.1547, abs=1e-3)
 
 
-def test_a_regression_that_falls_below_0_gives_no_time() -> None:
+def test_times_below_0_and_settings_without_a_variable_are_not_predicted() -> None:
     runs = runs_of([setting(num_gpus=count) for count in (2, 4, 8, 16)], lambda one: 0.03 - 0.05 / one.num_gpus)
     estimate = fit_regression(runs).predict(setting(num_gpus=1))  # 0.03 - 0.05 < 0
     assert (estimate.seconds, estimate.low_seconds, estimate.high_seconds) == (None, None, None)
     assert estimate.extrapolations[0].factor == 0.5
-
-
-def test_a_setting_that_lacks_a_variable_of_the_runs() -> None:
     settings = [RunSetting(iterations=10, batch_size=8, gpu="T4", threads=count) for count in (1, 2, 4)]
     regression = fit_regression(runs_of(settings, lambda one: 1 / (one.threads or 1)))
     words = "The past runs of net differ in their threads; give threads for the run to predict, too."
@@ -375,11 +366,18 @@ def test_terms_of_two_variables() -> None:
     ]
 
 
-def test_a_degree_of_1_makes_no_products_and_0_is_not_inverted() -> None:
+def test_terms_exclude_inverted_zeros_products_of_rates_and_inner_squares() -> None:
     assert [term.name for term in terms_of(["num_gpus", "disk_seconds"], degree=1, not_inverted=["disk_seconds"])] == [
         "1 / num_gpus",
         "disk_seconds",
     ]
+    names = {term.variables for term in terms_of(("batch_size", "flops_per_second", "bytes_per_second"), degree=3)}
+    assert ("batch_size", "flops_per_second") in names
+    assert ("batch_size", "bytes_per_second") in names
+    assert not any({"flops_per_second", "bytes_per_second"} <= set(name) for name in names)
+    terms = terms_of(["batch_size", "flops_per_second"], squared=["batch_size"])
+    assert [term.name for term in terms][-2:] == ["batch_size^2", "batch_size^2 / flops_per_second"]
+    assert not any("^" in term.name for term in terms_of(["batch_size"], degree=1, squared=["batch_size"]))
 
 
 def test_only_inverted_variable_is_inverted_in_every_product() -> None:
@@ -391,16 +389,3 @@ def test_only_inverted_variable_is_inverted_in_every_product() -> None:
         "batch_size / flops_per_second",
         "1 / batch_size / flops_per_second",
     ]
-
-
-def test_what_computes_and_what_moves_data_is_not_multiplied() -> None:
-    names = {term.variables for term in terms_of(("batch_size", "flops_per_second", "bytes_per_second"), degree=3)}
-    assert ("batch_size", "flops_per_second") in names
-    assert ("batch_size", "bytes_per_second") in names
-    assert not any({"flops_per_second", "bytes_per_second"} <= set(name) for name in names)
-
-
-def test_squares_come_last_alone_or_divided_by_a_rate() -> None:
-    terms = terms_of(["batch_size", "flops_per_second"], squared=["batch_size"])
-    assert [term.name for term in terms][-2:] == ["batch_size^2", "batch_size^2 / flops_per_second"]
-    assert not any("^" in term.name for term in terms_of(["batch_size"], degree=1, squared=["batch_size"]))

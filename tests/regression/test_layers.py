@@ -75,9 +75,13 @@ def test_a_bias_and_a_first_layer_make_no_kind_of_their_own() -> None:
     assert kinds[0] == kinds[1] == {"conv2d (tf32, forward)", "conv2d (tf32, backward)"}
 
 
-def test_kinds_that_no_recording_has_are_said() -> None:
+def test_kinds_without_a_recording_are_counted_per_dtype_and_phase() -> None:
     prediction = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)))).predict(FITTED)
     assert (prediction.layers, prediction.unknown) == (3, {"relu (forward)": 2})
+    # Float16 on tensor cores predicted float32.
+    half = replace(matrix_product(256, gpu=False), inputs=(TensorInfo((256, 256), "float16"),) * 2)
+    prediction = fit_layers(layers_of(FITTED)).predict(step(half))
+    assert (prediction.layers, prediction.unknown) == (0, {"linear (float16, forward)": 1})
 
 
 def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
@@ -91,28 +95,18 @@ def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
     assert line.per_flop == pytest.approx((small * 2 + large) / (small**2 + large**2))
 
 
-def test_a_kind_of_small_layers_takes_the_slope_of_larger_ones() -> None:
-    """Small layers with falling times gave seconds per byte: a large layer of the kind took thousands of its time."""
+def test_falling_or_negative_lines_take_another_slope_or_go_through_the_origin() -> None:
+    # Small layers with falling times gave seconds per byte: a large layer of the kind took thousands of its time.
     small = [TimedLayer("add", 8.0, 3e-6), TimedLayer("add", 16.0, 2e-6)]
     large = [TimedLayer("relu", work, 2e-6 + 3e-12 * work) for work in (1e6, 1e8)]
     line = fit_layers([*small, *large]).lines["add"]
     assert line.per_byte == pytest.approx(3e-12, rel=0.01)
     assert line.intercept == pytest.approx(2.5e-6, rel=0.01)
-
-
-def test_a_line_with_a_negative_intercept_goes_through_the_origin() -> None:
-    """Layers below the smallest fitted one took 0 s."""
+    # Layers below the smallest fitted one took 0 s.
     layers = [TimedLayer("add", 1e6, 1e-6), TimedLayer("add", 2e6, 3e-6)]
     line = fit_layers(layers).lines["add"]
     assert line.intercept == 0.0
     assert line.per_byte == pytest.approx(7e-12 / 5)
-
-
-def test_matmuls_of_another_dtype_are_another_kind() -> None:
-    """Float16 on tensor cores predicted float32."""
-    half = replace(matrix_product(256, gpu=False), inputs=(TensorInfo((256, 256), "float16"),) * 2)
-    prediction = fit_layers(layers_of(FITTED)).predict(step(half))
-    assert (prediction.layers, prediction.unknown) == (0, {"linear (float16, forward)": 1})
 
 
 def test_a_product_waits_for_its_bytes_and_its_flops() -> None:
@@ -126,12 +120,9 @@ def test_a_product_waits_for_its_bytes_and_its_flops() -> None:
     assert line.seconds(TimedLayer("linear", 1e3, 0.0, 1e12)) == pytest.approx(1.0, rel=1e-5)
 
 
-def test_calls_of_a_cpu_are_layers_with_the_times_of_its_profile() -> None:
+def test_recorded_calls_of_a_cpu_are_layers_but_calls_without_kernels_are_not() -> None:
     calls = [replace(matrix_product(side, gpu=False), host_seconds=1e-10 * side**3) for side in (64, 128)]
     (small, large) = layers_of(step(*calls, device="cpu", gpu=None))
     assert [small.seconds, large.seconds] == [1e-10 * 64**3, 1e-10 * 128**3]
-
-
-def test_a_recording_without_kernels_has_no_layers() -> None:
     with pytest.raises(InvalidArgumentError, match="holds no kernels of operations with shapes"):
         layers_of(step(matrix_product(256, gpu=False)))

@@ -43,15 +43,12 @@ def test_a_folder_that_mlflow_wrote(folder: Path) -> None:
     assert table.notes == ("1 of 4 runs did not run to their end, and are left out.",)
 
 
-def test_a_wrong_cell_of_a_folder_is_named_by_its_run(folder: Path) -> None:
+def test_wrong_cell_and_meta_file_of_a_folder_are_named(folder: Path) -> None:
     path = next(path for path in folder.rglob("params/batch_size") if path.read_text() == "16")
     path.write_text("sixteen")
     words = f"{folder}, run run-1: params.batch_size is 'sixteen'; expected a finite number."
     with pytest.raises(MeasurementTableError, match=f"^{re.escape(words)}$"):
         read_runs(folder)
-
-
-def test_a_meta_file_that_is_not_yaml(folder: Path) -> None:
     next(folder.glob("*/*/meta.yaml")).write_text("a: [")
     with pytest.raises(
         MeasurementTableError,
@@ -115,11 +112,8 @@ def test_a_history(tmp_path: Path) -> None:
         read_runs(path, values={"gpu": "T4"})
 
 
-def test_a_history_of_nothing_to_learn_from(tmp_path: Path) -> None:
+def test_any_other_file_is_a_table_and_a_history_needs_runs_with_models(tmp_path: Path) -> None:
     path = append_record(RECORD, tmp_path / "history.jsonl")
     with pytest.raises(MeasurementTableError, match=r"history\.jsonl holds no run with its model and batch size\."):
         read_runs(path)
-
-
-def test_any_other_file_is_a_table(tmp_path: Path) -> None:
     assert len(read_runs(write(tmp_path, OWN)).runs) == 2

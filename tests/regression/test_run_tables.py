@@ -45,7 +45,7 @@ def write(folder: Path, text: str, name: str = "runs.csv") -> Path:
     return path
 
 
-def test_a_table_of_ones_own(tmp_path: Path) -> None:
+def test_own_table_is_read_plain_and_compressed(tmp_path: Path) -> None:
     table = read_table(write(tmp_path, OWN))
     first, second = table.runs
     assert (first.model, first.seconds, first.setting.gpu) == ("resnet", 210.0, "T4")
@@ -53,9 +53,6 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert second.setting.disk_seconds == 0.001
     assert second.setting.flops_per_second == sustained_flops(gpu("V100"), "float32")
     assert table.notes == ()
-
-
-def test_a_compressed_table_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv.gz"
     path.write_bytes(gzip.compress(OWN.encode()))
     assert read_table(path).runs == read_table(write(tmp_path, OWN)).runs
@@ -69,13 +66,10 @@ def test_an_export_of_mlflow(tmp_path: Path) -> None:
     assert table.notes == ("1 of 3 runs did not run to their end, and are left out.",)
 
 
-def test_an_export_of_wandb_with_a_value_for_all_runs(tmp_path: Path) -> None:
+def test_exports_of_wandb_and_columns_that_the_user_names_are_read(tmp_path: Path) -> None:
     table = read_table(write(tmp_path, WANDB), values={"gpu": "T4", "model": "net"})
     (run,) = table.runs
     assert (run.model, run.seconds, run.setting.iterations, run.setting.threads) == ("net", 210.0, 1000, 4)
-
-
-def test_columns_that_the_user_names(tmp_path: Path) -> None:
     text = "card power,samples,steps,took\n8141,64,1e3,210.5\n"
     columns = {"gflops": "card power", "batch_size": "samples", "iterations": "steps", "seconds": "took"}
     (run,) = read_table(write(tmp_path, text), columns=columns).runs
@@ -122,20 +116,14 @@ def test_columns_and_values_that_cannot_be(
         read_table(write(tmp_path, OWN), columns=columns, values=values)
 
 
-def test_a_field_that_there_is_not(tmp_path: Path) -> None:
+def test_unknown_field_invalid_date_and_empty_table_are_refused(tmp_path: Path) -> None:
     words = "'batchsize' is not a field of a run. There are: seconds, iterations, batch_size, model, gpu, gflops,"
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(words)}"):
         read_table(write(tmp_path, OWN), columns={"batchsize": "batch_size"})
-
-
-def test_invalid_date_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, MLFLOW.replace("2026-11-01 12:06:00+00:00", "noon"))
     words = "runs.csv, line 4: end_time is 'noon'; expected a date and time."
     with pytest.raises(MeasurementTableError, match=re.escape(words)):
         read_table(path)
-
-
-def test_a_table_without_runs(tmp_path: Path) -> None:
     with pytest.raises(MeasurementTableError, match=r"runs\.csv holds no run that has ended\."):
         read_table(write(tmp_path, OWN.splitlines()[0] + "\n"))
 

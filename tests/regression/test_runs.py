@@ -12,24 +12,22 @@ from lightning_predict.regression.runs import PastRun, RunSetting, read_runs
 SETTING = RunSetting(iterations=1000, batch_size=64, gpu="Tesla T4", num_gpus=2)
 
 
-def test_the_catalogue_gives_the_name_and_the_computing_power() -> None:
+def test_gpu_is_one_of_the_catalogue_or_its_computing_power_is_given() -> None:
     assert SETTING.gpu == "T4"
     # What its large products sustain (4.35e12), half of the peak; and what its memory gives.
     assert SETTING.flops_per_second == gpu("T4").measured_flops_per_second["float32"]
     assert SETTING.flops_per_second < 0.6 * gpu("T4").peak_flops_per_second["float32"]
     assert SETTING.bytes_per_second == gpu("T4").dram_bytes_per_second
-
-
-def test_a_given_computing_power_needs_no_gpu_of_the_catalogue() -> None:
     assert RunSetting(iterations=1, batch_size=1, gpu="Quadro of mine", flops_per_second=1e12).value(
         "flops_per_second"
     ) == pytest.approx(1e12)
-
-
-def test_a_layout_is_a_gpu_and_a_number() -> None:
+    with pytest.raises(UnknownGpuError, match="'T44' is not a GPU of the catalogue"):
+        RunSetting(iterations=10, batch_size=4, gpu="T44")
     for layout, number in (("8xT4", 1), ("8xT4", 8), ("T4", 8), ("2x4xT4", 1)):
         setting = RunSetting(iterations=1, batch_size=1, gpu=layout, num_gpus=number)
         assert (setting.gpu, setting.num_gpus) == ("T4", 8)
+    with pytest.raises(InvalidArgumentError, match=r"seconds=0\.0; expected a number above 0\."):
+        PastRun(model="net", setting=SETTING, seconds=0.0)
 
 
 @pytest.mark.parametrize(
@@ -51,16 +49,6 @@ def test_settings_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
         RunSetting(**{"iterations": 10, "batch_size": 4, "gpu": "T4", **wrong})
 
 
-def test_an_unknown_gpu_without_its_power() -> None:
-    with pytest.raises(UnknownGpuError, match="'T44' is not a GPU of the catalogue"):
-        RunSetting(iterations=10, batch_size=4, gpu="T44")
-
-
-def test_a_run_takes_time() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"seconds=0\.0; expected a number above 0\."):
-        PastRun(model="net", setting=SETTING, seconds=0.0)
-
-
 GPU = {"gpu": "L4"}
 
 
@@ -74,24 +62,15 @@ def write_state(folder: Path, *, seconds: float | None, steps: int, batch: int) 
     return file
 
 
-def test_the_state_of_a_trainer_is_a_run(tmp_path: Path) -> None:
-    (run,) = read_runs(write_state(tmp_path, seconds=50.0, steps=100, batch=8), values=GPU).runs
-    assert (run.seconds, run.setting.iterations, run.setting.batch_size, run.setting.gpu) == (50.0, 100, 8, "L4")
-
-
-def test_a_folder_has_a_run_in_each_subfolder(tmp_path: Path) -> None:
+def test_state_of_a_trainer_needs_an_end_and_a_gpu(tmp_path: Path) -> None:
     for batch in (8, 16, 32):
         write_state(tmp_path / f"batch{batch}", seconds=10.0 * batch, steps=100, batch=batch)
     write_state(tmp_path / "checkpoint-50", seconds=1.0, steps=50, batch=8)  # a part of a run
     assert [run.seconds for run in read_runs(tmp_path, values=GPU).runs] == [160.0, 320.0, 80.0]
-
-
-def test_a_run_that_did_not_end_is_refused(tmp_path: Path) -> None:
+    (run,) = read_runs(write_state(tmp_path, seconds=50.0, steps=100, batch=8), values=GPU).runs
+    assert (run.seconds, run.setting.iterations, run.setting.batch_size, run.setting.gpu) == (50.0, 100, 8, "L4")
     with pytest.raises(MeasurementTableError, match="has no train_runtime: the run did not end"):
         read_runs(write_state(tmp_path, seconds=None, steps=100, batch=8), values=GPU)
-
-
-def test_the_gpu_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(MeasurementTableError, match="has no column 'gpu' or 'gflops'"):
         read_runs(write_state(tmp_path, seconds=5.0, steps=100, batch=8))
 

@@ -37,15 +37,12 @@ def download(server: Server | str, seconds: float = 10.0) -> Download:
     return Download(address_of(server if isinstance(server, str) else server.url), seconds=seconds)
 
 
-def test_a_file_comes_whole(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_file_comes_whole_after_errors_of_the_server(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         fetched = download(server)
         assert fetched.manifest().files[T4] == entry
         assert fetched.file(T4, entry) == (tmp_path / T4).read_bytes()
     assert server.requests == [MANIFEST_NAME, T4]
-
-
-def test_an_error_of_the_server_is_tried_again(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         server.failures = {MANIFEST_NAME: 1, T4: 2}
         fetched = download(server)
@@ -54,21 +51,17 @@ def test_an_error_of_the_server_is_tried_again(tmp_path: Path, entry: ManifestEn
     assert server.requests == [MANIFEST_NAME] * 2 + [T4] * 3
 
 
-def test_a_server_that_keeps_failing_is_named_after_three_attempts(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_failing_server_is_named_after_three_attempts_and_a_missing_file_after_one(
+    tmp_path: Path, entry: ManifestEntry
+) -> None:
     with serving(tmp_path) as server:
         server.failures = {T4: 9}
         with pytest.raises(WeightsDownloadError, match=r"T4\.safetensors in 3 attempts: status 500.*bundled weights"):
             download(server).file(T4, entry)
     assert server.requests == [T4] * 3
-
-
-def test_a_missing_file_is_asked_for_once(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server, pytest.raises(WeightsDownloadError, match="in 1 attempt: status 404"):
         download(server).file("L4.safetensors", entry)
     assert server.requests == ["L4.safetensors"]
-
-
-def test_wrong_content_is_refused(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         server.alter = lambda name, body: bytes(len(body))
         with pytest.raises(WeightsHashError, match=r"T4\.safetensors does not have the SHA-256"):
@@ -103,14 +96,11 @@ def test_a_file_that_is_longer_than_its_manifest_says_is_cut_off(
     assert peak < sent + 5_000_000
 
 
-def test_a_manifest_of_hundreds_of_megabytes_is_not_read(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_manifest_and_file_of_hundreds_of_megabytes_are_not_read(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server:
         server.headers = {"Content-Length": str(10**9)}
         with pytest.raises(WeightsDownloadError, match="in 1 attempt: it has more than the 16,777,216 bytes"):
             download(server).manifest()
-
-
-def test_a_file_that_its_manifest_says_is_huge_is_not_asked_for(tmp_path: Path, entry: ManifestEntry) -> None:
     with serving(tmp_path) as server, pytest.raises(WeightsDownloadError, match="expected at most 134,217,728"):
         download(server).file(T4, fetch_entry(entry, 10**9))
     assert server.requests == []
@@ -165,15 +155,12 @@ def test_timeout_covers_all_downloads(tmp_path: Path, entry: ManifestEntry) -> N
     assert server.requests == [MANIFEST_NAME]
 
 
-def test_a_refused_connection_is_a_download_error() -> None:
+def test_refused_connection_and_page_that_is_no_manifest_are_errors(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound and not listening: the port does not answer
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(WeightsDownloadError, match=r"manifest\.json in 3 attempts: no connection.*Check the addr"):
             download(url).manifest()
-
-
-def test_a_page_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / MANIFEST_NAME).write_text("<html>not here</html>")
     with (
         serving(tmp_path) as server,
@@ -229,8 +216,9 @@ def test_no_message_shows_a_secret(tmp_path: Path, entry: ManifestEntry, monkeyp
         assert not any(word in message for word in ("user", "password", "token", "secret"))
 
 
-def test_a_query_goes_with_every_file(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_query_goes_with_every_file_and_a_trailing_slash_is_dropped(tmp_path: Path, entry: ManifestEntry) -> None:
     assert address_of("https://example.org/w/?sig=1").of(T4) == "https://example.org/w/T4.safetensors?sig=1"
+    assert address_of("https://example.org/w/").shown == "https://example.org/w"
 
 
 @pytest.mark.parametrize(
@@ -239,10 +227,6 @@ def test_a_query_goes_with_every_file(tmp_path: Path, entry: ManifestEntry) -> N
 def test_only_web_addresses_are_taken(url: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"is not usable; expected https://"):
         address_of(url)
-
-
-def test_a_trailing_slash_is_dropped() -> None:
-    assert address_of("https://example.org/w/").shown == "https://example.org/w"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "127.8.9.1", "[::1]:80", "LOCALHOST"])

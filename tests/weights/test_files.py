@@ -44,13 +44,10 @@ def test_weights_whose_bytes_are_together_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.weight, other.weight)
 
 
-def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
+def test_same_weights_have_the_same_bytes_and_a_wrong_hash_is_named(tmp_path: Path) -> None:
     write_weights(weights("T4"), tmp_path / "one")
     write_weights(weights("T4"), tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
-def test_a_wrong_hash_names_both_hashes_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "T4.safetensors"
     write_weights(weights("T4"), path)
     with pytest.raises(WeightsHashError, match=rf"expected {'0' * 64} \(the manifest's\).*delete it"):
@@ -141,10 +138,14 @@ def test_tensors_that_differ_from_the_header_are_refused(
         read_weights(path)
 
 
-def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_pipe_and_file_of_another_program_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
     path.write_bytes(safetensors.numpy.save({"x": np.zeros(2, np.float32)}))
     with pytest.raises(WeightsFormatError, match="its header: __metadata__ is missing"):
+        read_weights(path)
+    path = tmp_path / "T4.safetensors"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
         read_weights(path)
 
 
@@ -225,13 +226,6 @@ def test_a_long_header_is_not_parsed(tmp_path: Path, text: str, promised: int | 
         assert tracemalloc.get_traced_memory()[1] < MAX_BYTES + 2**20  # the read buffer
     finally:
         tracemalloc.stop()
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "T4.safetensors"
-    os.mkfifo(path)
-    with pytest.raises(OSError, match="not a regular file"):
-        read_weights(path)
 
 
 @pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.safetensors")), ids=lambda path: path.stem)

@@ -11,14 +11,11 @@ from lightning_predict.weights.store import BUNDLED
 from tests.weights.example import network, publish
 
 
-def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_manifest_reads_back_and_text_that_is_not_json_is_refused(tmp_path: Path) -> None:
     manifest = publish(tmp_path, "base", "T4")
     text = (tmp_path / MANIFEST_NAME).read_text()
     assert parse_manifest(text, where="here") == manifest
     assert manifest.files["T4.safetensors"].held_out_error["linear/float32"].mean == 0.1
-
-
-def test_text_that_is_not_json_is_refused_with_its_place() -> None:
     with pytest.raises(
         WeightsFormatError, match=r"manifest at https://example\.org is not JSON: it begins with '<html>'"
     ):

@@ -38,22 +38,23 @@ def bias(weights: GpuWeights) -> float:
     return float(weights.families["toy"].layers[-1].bias[0, 0])
 
 
-def test_the_bundled_files_are_the_default_and_the_base_serves_the_rest() -> None:
+def test_bundled_files_are_the_default_and_need_a_base(bundled: Path) -> None:
     loaded = load_weights(["T4", "L4"])
     assert bias(loaded.cross_gpu_model) == 1.0
     assert list(loaded.gpus) == ["T4"]
-
-
-def test_without_a_base_anywhere_the_places_are_listed(bundled: Path) -> None:
     (bundled / "base.safetensors").unlink()
     with pytest.raises(WeightsNotFoundError, match=r"No base weights \(base.safetensors\) at any place: bundled files"):
         load_weights(["T4"])
 
 
-def test_an_explicit_folder_comes_first_and_the_rest_comes_from_the_bundle(tmp_path: Path) -> None:
+def test_explicit_folder_or_file_comes_before_the_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
     loaded = load_weights(["T4"], tmp_path / "mine")
     assert (bias(loaded.gpus["T4"]), bias(loaded.cross_gpu_model)) == (2.0, 1.0)
+    with pytest.raises(WeightsNotFoundError, match=r"does not exist; expected a \.safetensors file or a folder"):
+        load_weights(["T4"], tmp_path / "nowhere")
+    with pytest.raises(InvalidArgumentError, match="Weights address 'somewhere' is not usable"):
+        load_weights(["T4"], WeightsSource(url="somewhere"))
 
 
 def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tmp_path: Path) -> None:
@@ -63,19 +64,10 @@ def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tm
     assert (bias(loaded.gpus["L4"]), bias(loaded.gpus["T4"])) == (3.0, 1.0)
 
 
-def test_an_explicit_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFoundError, match=r"does not exist; expected a \.safetensors file or a folder"):
-        load_weights(["T4"], tmp_path / "nowhere")
-
-
-def test_a_folder_without_a_manifest_is_read_unchecked(tmp_path: Path) -> None:
+def test_folder_without_a_manifest_or_with_an_older_releases_blends_is_read(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
     (tmp_path / "mine" / MANIFEST_NAME).unlink()
     assert bias(load_weights(["T4"], tmp_path / "mine").gpus["T4"]) == 2.0
-
-
-def test_a_folder_that_still_holds_the_blends_of_an_older_release_is_read(tmp_path: Path) -> None:
-    publish(tmp_path / "mine", "T4", bias=2.0)
     (tmp_path / "mine" / "blend.json").write_text('{"format_version": 1, "families": {}}')
     assert bias(load_weights(["T4"], tmp_path / "mine").gpus["T4"]) == 2.0
 
@@ -85,13 +77,6 @@ def test_a_file_that_its_manifest_does_not_name_is_refused(tmp_path: Path) -> No
     publish(tmp_path / "mine", "T4")  # the manifest now names T4 alone
     with pytest.raises(WeightsFormatError, match=r"L4\.safetensors is not named in .*manifest\.json"):
         load_weights(["L4"], tmp_path / "mine")
-
-
-def test_a_file_changed_after_publishing_is_refused(bundled: Path) -> None:
-    publish(bundled.parent / "other", "T4", bias=9.0)
-    (bundled / "T4.safetensors").write_bytes((bundled.parent / "other" / "T4.safetensors").read_bytes())
-    with pytest.raises(WeightsHashError, match=r"T4\.safetensors has SHA-256"):
-        load_weights(["T4"])
 
 
 def test_a_file_with_the_weights_of_another_gpu_is_refused(tmp_path: Path) -> None:
@@ -112,10 +97,14 @@ def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path:
     assert bias(again.gpus["L4"]) == 4.0
 
 
-def test_a_file_that_is_bundled_with_the_same_hash_is_not_downloaded(tmp_path: Path, bundled: Path) -> None:
+def test_bundled_file_is_not_downloaded_again_but_refused_if_changed(tmp_path: Path, bundled: Path) -> None:
     with serving(bundled) as server:
         load_weights(["T4"], server.url)
     assert server.requests == [MANIFEST_NAME]
+    publish(bundled.parent / "other", "T4", bias=9.0)
+    (bundled / "T4.safetensors").write_bytes((bundled.parent / "other" / "T4.safetensors").read_bytes())
+    with pytest.raises(WeightsHashError, match=r"T4\.safetensors has SHA-256"):
+        load_weights(["T4"])
 
 
 def test_the_environment_configures_the_address_and_offline_overrules_it(
@@ -255,16 +244,20 @@ def test_an_address_of_the_environment_that_cannot_be_used_is_left_aside(monkeyp
     assert "secret" not in note
 
 
-def test_an_address_that_is_no_address_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="Weights address 'somewhere' is not usable"):
-        load_weights(["T4"], WeightsSource(url="somewhere"))
-
-
-def test_the_cache_folder_is_one_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_one_per_release_and_needs_no_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cache_folder(tmp_path).parent == tmp_path
     assert cache_folder().parent == tmp_path / "cache"
     monkeypatch.delenv(CACHE_VARIABLE)
     assert cache_folder().parent.name == "lightning-predict"
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert load_weights(["T4"]).gpus
+    assert cache_folder(tmp_path) == tmp_path / __version__
 
 
 REAL = Path(store.__file__).parent / "files"
@@ -284,12 +277,3 @@ def test_shipped_files_match_the_manifest(monkeypatch: pytest.MonkeyPatch) -> No
     for entry in manifest.files.values():
         assert entry.trained_on
         assert json.loads(manifest.to_json())["files"]
-
-
-def test_no_installed_distribution_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert load_weights(["T4"]).gpus
-    assert cache_folder(tmp_path) == tmp_path / __version__
