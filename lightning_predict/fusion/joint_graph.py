@@ -192,6 +192,8 @@ class _Graph:
             sources = [source for source in _ids(operation.inputs) if source in leaves]
             whole = (source for source in _ids(operation.inputs) if source not in leaves)
             read = frozenset(whole).union(*(leaves[source] for source in sources))
+            if operation.name.endswith("norm_backward"):
+                read |= {-2 * maker - 1, -2 * maker - 2}  # sums of rows, and of an RMS norm the root, both not recorded
             length = 1 + sum(lengths[source] for source in sources)
             is_long = len(users) > 1 and (len(read) > MOST_READS or length > MOST_OPERATIONS)
             if (

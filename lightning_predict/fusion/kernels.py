@@ -29,10 +29,10 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.joint_graph import COMPARISON, RUN_AGAIN, Region, rematerialised, unused_ids
@@ -120,13 +120,12 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
     inside = _made_by(trace.operations) - _made_by(operations)  # nothing writes these values to memory
     operations = operations if by_library else _without_biases(operations, trace)
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
-    last_read = {
-        tensor.id: index
-        for index, operation in enumerate(trace.operations)
-        if not _is_left_out(operation)
-        for tensor in operation.inputs
-    }
-    made = {tensor.id: tensor for one in trace.operations if not _is_left_out(one) for tensor in one.outputs}
+    readers: defaultdict[int | None, list[int]] = defaultdict(list)
+    for index, operation in enumerate(trace.operations):
+        if not _is_left_out(operation):
+            for tensor in operation.inputs:
+                readers[tensor.id].append(index)
+    made = {tensor.id: tensor for one in trace.operations if not is_free(one) for tensor in one.outputs}
     views = Counter(
         (tensor.id, tensor.shape) for one in trace.operations if _is_left_out(one) for tensor in one.outputs
     )
@@ -134,7 +133,7 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
     masks: set[int | None] = set()
     for group in _groups(trace, region_of):
         members = [trace.operations[index] for index in group]
-        kernel = _kernel(members, last=group[-1], last_read=last_read, made=made, views=views)
+        kernel = _kernel(members, places=group, readers=readers, made=made, views=views)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
         inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
         masks |= {tensor.id for member in members if member.name == DRAWS_MASKS for tensor in member.outputs}
@@ -548,34 +547,83 @@ def _is_left_out(operation: Operation) -> bool:
     return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
 
 
+MOST_OPERATIONS_BETWEEN: Final = 64
+"""Largest distance of operations that Inductor fuses although others run in between (`are_long_distant_nodes`)."""
+
+
+@final
+@dataclass(slots=True)
+class _Group:
+    """Operations of one fused kernel.
+
+    Attributes:
+        places: Places of the operations in the step.
+        read: Number of elements of each tensor from outside that the kernel reads.
+        written: Tensors that the kernel computes.
+    """
+
+    places: list[int] = field(default_factory=list)
+    read: dict[int | None, int] = field(default_factory=dict)
+    written: set[int | None] = field(default_factory=set)
+
+    def add(self, unit: Sequence[int], operations: Iterable[Operation]) -> None:
+        self.places += unit
+        for operation in operations:
+            self.read |= {one.id: one.elements for one in operation.inputs if one.id not in self.written}
+            self.written |= {tensor.id for tensor in operation.outputs}
+
+    def shares(self, operations: Iterable[Operation]) -> bool:
+        """Return whether an operation reads a result or the largest input of the group, which is then loaded once."""
+        largest = max(self.read.values(), default=0)
+        return any(
+            tensor.id in self.written or (self.read.get(tensor.id) == largest == tensor.elements)
+            for operation in operations
+            for tensor in operation.inputs
+        )
+
+    def could_run(self, operations: Iterable[Operation], made: Mapping[int | None, int]) -> bool:
+        """Return whether the operations could run with the group: what they read existed then, or they make it."""
+        own = {tensor.id for operation in operations for tensor in operation.outputs} | self.written
+        inputs = {tensor.id for operation in operations for tensor in operation.inputs} - own
+        return all(made.get(number, -1) < self.places[0] for number in inputs)
+
+
 def _groups(trace: Trace, region_of: Region) -> Iterator[list[int]]:
     """Yield the operations of each fused kernel. Each operation reads a tensor that its group already read or wrote.
 
     Statistics are the last operation of a kernel, because their input must be read again. Pooling is the first
     operation of a kernel; a later position would compute the pooling's input several times. The forward and the
-    backward pass are compiled separately, as is each region.
+    backward pass are compiled separately, as is each region. If what an operation reads existed before, it joins an
+    earlier kernel: the two gradients of a gated activation are one, although a matmul runs in between.
     """
-    group: list[int] = []
-    read: dict[int | None, int] = {}  # tensor id -> number of elements
-    written: set[int | None] = set()
+    groups: list[_Group] = []
+    made: dict[int | None, int] = {}
+    is_open = False
+
+    def follows(group: _Group, first: Operation) -> bool:
+        last = trace.operations[group.places[-1]]
+        is_same = last.phase == first.phase and region_of(last) == region_of(first)
+        return is_same and not _ends_kernel(last) and "pool" not in first.name and first.name != COLUMN_SUMS
+
     for unit in _units(trace.operations):
         operations = [trace.operations[index] for index in unit]
         joins = all(_is_pointwise(operation, trace) for operation in operations)
-        last = trace.operations[group[-1]] if group else operations[0]
-        follows = last.phase == operations[0].phase and region_of(last) == region_of(operations[0])
-        follows = follows and not _ends_kernel(last) and "pool" not in operations[0].name
-        follows = follows and operations[0].name != COLUMN_SUMS
-        if group and not (joins and follows and any(_reads_from_group(one, read, written) for one in operations)):
-            if _is_worth_fusing(group, trace):
-                yield group
-            group, read, written = [], {}, set()
-        if joins:
-            group += unit
-            for operation in operations:
-                read |= {tensor.id: tensor.elements for tensor in operation.inputs if tensor.id not in written}
-                written |= {tensor.id for tensor in operation.outputs}
-    if _is_worth_fusing(group, trace):
-        yield group
+        near = [group for group in groups[-1:] if is_open]
+        if joins and not any(map(_ends_kernel, operations)):
+            near += [
+                group
+                for group in reversed(groups)
+                if unit[0] - group.places[-1] <= MOST_OPERATIONS_BETWEEN and group.could_run(operations, made)
+            ]
+        group = next((one for one in near if joins and follows(one, operations[0]) and one.shares(operations)), None)
+        is_open = joins and (group is None or (is_open and group is groups[-1]))
+        if joins and group is None:
+            group = _Group()
+            groups.append(group)
+        if group is not None:
+            group.add(unit, operations)
+        made |= {tensor.id: index for index in unit for tensor in trace.operations[index].outputs}
+    yield from (group.places for group in groups if _is_worth_fusing(group.places, trace))
 
 
 def _units(operations: Sequence[Operation]) -> Iterator[list[int]]:
@@ -587,14 +635,6 @@ def _units(operations: Sequence[Operation]) -> Iterator[list[int]]:
             if not operation.arguments.get(RUN_AGAIN):
                 yield unit
                 unit = []
-
-
-def _reads_from_group(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
-    """Return whether an operation reads a result or the largest input of the group, which is then loaded once."""
-    largest = max(read.values(), default=0)
-    return any(
-        tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs
-    )
 
 
 def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
@@ -655,12 +695,20 @@ def _is_small_window(operation: Operation) -> bool:
 def _kernel(
     operations: Sequence[Operation],
     *,
-    last: int,
-    last_read: Mapping[int | None, int],
+    places: Sequence[int],
+    readers: Mapping[int | None, Sequence[int]],
     made: Mapping[int | None, TensorInfo],
     views: Mapping[tuple[int | None, tuple[int, ...]], int],
 ) -> Operation:
-    """Merge operations into one fused kernel; `last` is the last operation's index in the trace."""
+    """Merge operations into one fused kernel.
+
+    Args:
+        operations: Operations of the kernel.
+        places: Their places in the step.
+        readers: Places of the operations that read a tensor.
+        made: Tensors as they were made.
+        views: Number of views of a tensor with a shape.
+    """
     times = Counter((tensor.id, tensor.shape) for operation in operations for tensor in operation.inputs)
 
     def whole(tensor: TensorInfo) -> TensorInfo:
@@ -679,7 +727,8 @@ def _kernel(
         read |= {tensor.id: whole(tensor) for tensor in operation.inputs if tensor.id not in written | read}
         written |= {tensor.id: tensor for tensor in operation.outputs}
     # A tensor that no later operation of this step reads may still be a result, or be kept for the next step.
-    used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)
+    later = {number: [place for place in readers.get(number, ()) if place >= places[0]] for number in written}
+    used = tuple(one for number, one in written.items() if not later[number] or not {*later[number]} <= {*places})
     names = {operation.name for operation in operations}
     if PICKS_WORDS in names and not names & {STATISTICS, ROW_STATISTICS} and all(one.elements == 1 for one in used):
         words = next(operation.inputs[1] for operation in operations if operation.name == PICKS_WORDS)

@@ -206,6 +206,7 @@ class DispatchRecorder:
         self._recorded_parts: list[RecordedMicroBatch] = []
         self._written_in_burst: dict[int, TensorInfo] = {}
         self._burst_at = 0
+        self._sum_at: int | None = None
         self.forward_gradient_bytes = 0
         self._last_number: int | None = None
         # Autograd's counter after each forward operation, with its module, to find the module of a backward node.
@@ -463,6 +464,8 @@ class DispatchRecorder:
         if schema.marks:
             return
         if number is not None and self._is_part_of_backward(number):
+            if schema.name == "aten::add" and self._sum_at is None:
+                self._note_sum(args)
             self._note_part_of_backward(output)
             return
         words, values = schema.words, args
@@ -664,6 +667,21 @@ class DispatchRecorder:
         self._burst = region
         return region is not None
 
+    def _note_sum(self, args: Args) -> None:
+        """Record the sum of a whole call's gradient and that of another use of its input, such as of a residual.
+
+        Autograd adds each part's gradient to the other gradient; a kernel for the whole call has one to add.
+        """
+        backward = self.operations[self._burst_at]
+        read = [tensor.id for tensor in backward.inputs]
+        both = self._described([value for value in args[:2] if isinstance(value, torch.Tensor)]) or ()
+        is_own = [tensor.id in self._written_in_burst or tensor.id in read for tensor in both]
+        if sorted(is_own) == [False, True]:
+            self._note_freed()
+            self._sum_at = len(self.operations)
+            inputs = both if is_own[0] else both[::-1]
+            self.operations.append(replace(backward, name="aten::add", inputs=inputs, arguments={"alpha": 1}))
+
     def _note_part_of_backward(self, output: Any) -> None:
         """Store the outputs of a part of a whole call's backward pass; outputs after the last part are the result."""
         for tensor in tensors_in(output):
@@ -677,4 +695,10 @@ class DispatchRecorder:
         read = {tensor.id for tensor in self.operations[self._burst_at].inputs}
         alive = self._numbers.alive
         outputs = tuple(tensor for number, tensor in written.items() if number in alive and number not in read)
+        if self._sum_at is not None:
+            own = self.operations[self._sum_at].inputs[0]
+            result = tuple(tensor for tensor in outputs if tensor.shape == own.shape)
+            self.operations[self._sum_at] = replace(self.operations[self._sum_at], outputs=result[:1])
+            outputs = (*(tensor for tensor in outputs if tensor not in result[:1]), own)
+            self._sum_at = None
         self.operations[self._burst_at] = replace(self.operations[self._burst_at], outputs=outputs)

@@ -99,6 +99,8 @@ def test_fused_kernels_move_the_bytes_of_inductors_kernels() -> None:
         if name not in LEFT_OUT:
             (count, moved), (ours, own) = of_inductor(*row), of_ours(*row)
             errors[name] = own / moved - 1
-            assert abs(ours - count) <= 0.35 * count, name  # sums of columns are split on the CPU
-    assert max(map(abs, errors.values())) < 0.11, errors
-    assert statistics.median(map(abs, errors.values())) < 0.05, errors
+            # On the CPU, Inductor copies the parts of a concatenation one by one (4 of 15 kernels of written
+            # attention), and keeps sums of residuals and of columns out of the kernels of norms (8 of 39 of RMS norms).
+            assert abs(ours - count) <= 0.27 * count, name
+    assert max(map(abs, errors.values())) < 0.08, errors  # four blocks, whose norms read these sums again on the CPU
+    assert statistics.median(map(abs, errors.values())) < 0.001, errors

@@ -153,6 +153,29 @@ def test_projections_inside_torch_functions_are_cast() -> None:
     assert {tensor.dtype for tensor in attention.inputs} == {"bfloat16"}
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_gradient_of_a_residual_around_a_whole_norm_is_added_once(device: str) -> None:
+    norm, linear = (module.to(device) for module in (nn.RMSNorm(16), nn.Linear(16, 16, bias=False)))
+    first = torch.empty(4, 16, device=device).requires_grad_()
+
+    def step() -> None:
+        data = first * 2
+        (data + linear(norm(data))).sum().backward()
+
+    backward = [one for one in lp.capture(step, warmup_steps=0).operations if one.phase == "backward"]
+    of_norm, total = (
+        next(one for one in backward if one.name == name) for name in ("aten::_fused_rms_norm_backward", "aten::add")
+    )
+    assert [one.name for one in backward].count("aten::add") == 1
+    result = next(tensor for tensor in of_norm.outputs if tensor.shape == (4, 16))
+    other = next(tensor for tensor in total.inputs if tensor != result)
+    assert total.inputs == (result, other)
+    assert other.id != result.id
+    # The product with 2 reads the sum; the gradient of the norm alone is no longer needed
+    scaled = next(one for one in backward[backward.index(total) :] if one.name == "aten::mul")
+    assert scaled.inputs[0] == total.outputs[0]
+
+
 def test_rms_norm_is_one_operation() -> None:
     norm = nn.RMSNorm(8)
     whole = [o for o in operations_of(lambda: norm(torch.zeros(2, 8)).sum().backward()) if "rms" in o.name]
