@@ -322,9 +322,7 @@ def host_ends(
 # --- 6. Host and device
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds that a case is on the inner side of an interval end.
-
-The log-odds are linear in log time on either side of the middle."""
+"""Odds that a case is on the inner side of an interval end. Log-odds are linear in log time on either side."""
 
 MIN_HALF_WIDTH: Final = 1e-3  # Half width in log time of a time that is certain
 HALVINGS: Final = 24  # Number of bisections to find an interval end, for a precision of one millionth

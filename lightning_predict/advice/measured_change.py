@@ -39,8 +39,7 @@ MakeStep = Callable[..., Callable[[], object]]
 """Function that creates a step from a batch size, and optionally from the name of a `change`."""
 
 ALTERNATIONS: Final = 4
-"""Number of times that each version of the step runs in alternation. The gain's interval is the range over these
-turns."""
+"""Number of times that each version of the step runs in alternation. The gain's interval is the range over them."""
 
 SPREAD: Final = 0.02  # Standard deviation of the random values that replace tensors on the meta device
 

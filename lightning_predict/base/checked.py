@@ -40,8 +40,7 @@ Default = TypeVar("Default")
 Choice = TypeVar("Choice", bound=str)
 
 MAX_BYTES: Final = 1 << 30
-"""Maximum size of a JSON or CSV file after decompression. Parsing a profile of this size needs about 10 GB of
-memory."""
+"""Maximum size of a JSON or CSV file after decompression. Parsing a profile of this size needs about 10 GB."""
 
 MAX_WRITTEN_BYTES: Final = 1 << 20  # Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte.
 MAX_YAML_SECONDS: Final = 60.0  # Maximum CPU time to parse a YAML file

@@ -414,10 +414,7 @@ class BudgetFit(FitPart):
         print_sentence(self._trainer, f"CostBudget ends this run: {reason}.{saved}")
 
     def _end_within_validation(self, reason: str) -> None:
-        """End the run, with a checkpoint, by an exception.
-
-        `fit` catches the exception if the budget is to stop the run.
-        """
+        """End the run, with a checkpoint, by an exception, which `fit` catches if the budget is to stop the run."""
         trainer, stops = self._trainer, self._settings.on_exceed == "stop"
         end = end_of_fit(trainer) if stops else BudgetExceededError
         if end is None:

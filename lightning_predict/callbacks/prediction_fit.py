@@ -97,10 +97,7 @@ class PredictionFit(FitPart):
     # --- Hooks
 
     def starts_training(self) -> None:
-        """Start to time steps.
-
-        `on_train_epoch_start` is unsuitable, because a run that resumes within an epoch skips this hook.
-        """
+        """Start to time steps. A run that resumes within an epoch skips `on_train_epoch_start`."""
         trainer, options = self._trainer, self._options
         if options.progress_file is not None or os.environ.get(PROGRESS_VARIABLE):
             from lightning_predict.callbacks.progress import ProgressFile

@@ -101,10 +101,7 @@ def batches_of_fit(trainer: Trainer) -> int | None:
 
 
 def batches_without_step(trainer: Trainer, step_counter: StepCounter) -> int:
-    """Count the batches since the last optimizer step, whose gradients a checkpoint lacks.
-
-    Call this at the end of a batch.
-    """
+    """Count the batches since the last optimizer step, whose gradients a checkpoint lacks, at the end of a batch."""
     if step_counter.is_followed or not step_counter.batches:
         return step_counter.batches_in_window
     return 0 if trainer.is_last_batch else (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches

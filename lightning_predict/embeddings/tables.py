@@ -109,10 +109,7 @@ class OptimizerState:
         return DTYPE_BYTES["float32"] * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes to read and write the optimizer state of `rows` scattered rows.
-
-        Whole memory sectors are transferred.
-        """
+        """Return the bytes to read and write the optimizer state of `rows` scattered rows, in whole memory sectors."""
         sectors = math.ceil(DTYPE_BYTES["float32"] * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
 

@@ -26,8 +26,7 @@ from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
 OwnRates = Mapping[str, float | Mapping[str, float]]  # FLOP/s by dtype, or such a mapping by GPU name
 
 ABOVE_PEAK: Final = 1.1
-"""Maximum ratio of a measured rate to the peak of the GPU at its own clock. Some boards boost a few percent above the
-data sheet."""
+"""Maximum ratio of a measured rate to the peak at the GPU's own clock. Some boards boost above the data sheet."""
 
 BELOW_PEAK: Final = 0.02  # Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit.
 
@@ -85,8 +84,7 @@ def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
     )
 
 
-ATTENTION: Final = "attention"
-"""Name of fused attention among the work whose rate the user measured."""
+ATTENTION: Final = "attention"  # Name of fused attention among the work whose rate the user measured
 
 
 def gpu_with_attention(card: Gpu, share: float) -> Gpu:

@@ -231,10 +231,7 @@ def loads_singly(operation: Operation) -> bool:
 
 
 def _comes_into_rows(operation: Operation) -> bool:
-    """Return whether a call copies a tensor to row-major layout.
-
-    `contiguous` and `reshape` copy only for this reason.
-    """
+    """Return whether a call copies a tensor to row-major layout, the only reason why `contiguous` and `reshape` do."""
     return operation.name == "aten::clone" and operation.arguments.get("memory_format") == TO_ROWS["memory_format"]
 
 

@@ -80,8 +80,7 @@ class CountedShape:
 NamedFeatures = Mapping[str, Array]  # Arrays by feature name, (gpus, shapes); the length is 1 without influence
 
 Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
-"""Function that returns the operations, with shapes, that a recorded call computes; None if it does not support the
-call."""
+"""Function that returns the operations, with shapes, of a recorded call; None if it does not support the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,8 +177,7 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "link": {},
     "fabric": {},
 }
-"""For each dtype, other dtypes with similar kernels. Memory-bound kernels of these dtypes differ only by their
-bytes."""
+"""For each dtype, other dtypes with similar kernels. Memory-bound kernels of these differ only by their bytes."""
 
 LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
 """Dtypes whose values float32 can represent, so that float32 kernels could compute the same result."""

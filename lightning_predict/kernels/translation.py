@@ -45,8 +45,7 @@ from lightning_predict.record.torch_releases import MULTI_TENSOR, updates_one_by
 from lightning_predict.record.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
-"""Environment variable that lets exceptions of translators propagate, for tests: `1` enables this, `0` or unset
-disables it."""
+"""Environment variable with which exceptions of translators propagate, for tests: `1`; `0` or unset is off."""
 
 COMPUTE_DTYPES: Final = {  # Compute dtype by tensor dtype, if the names differ
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),

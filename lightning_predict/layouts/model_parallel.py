@@ -423,10 +423,7 @@ def sharing_collectives(strategy: Strategy) -> dict[str, float]:
 
 
 def stage_times(stage: Stage, links: Links, strategy: Strategy, row: int, factors: Ends) -> StageTimes:
-    """Predict the time of a stage's micro-batch on a layout.
-
-    `factors` on the simulated times are (low, middle, high).
-    """
+    """Predict the time of a stage's micro-batch on a layout. `factors` on simulated times are (low, middle, high)."""
     communication, unhidden = _communication(stage, links, strategy, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
     # The device waits for the host or for the collectives, whichever takes longer.

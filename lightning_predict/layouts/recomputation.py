@@ -54,8 +54,7 @@ def _recomputed_matmuls(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 MATMUL_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
-"""Names of the matmuls of linear layers. The recomputation `operations` keeps every second result, starting with the
-first."""
+"""Names of the matmuls of linear layers. The recomputation `operations` keeps every second result, from the first."""
 
 
 def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:

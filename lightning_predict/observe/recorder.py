@@ -460,10 +460,7 @@ class StepRecorder:
         self._timer.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch.
-
-        Another callback may write a checkpoint before this recorder sees the end of the batch.
-        """
+        """Stop timing the batch. Another callback may write a checkpoint before this recorder sees the batch end."""
         self._timer.pause()
 
     def stop(self) -> None:

@@ -514,10 +514,7 @@ def host_time_changed(predictions: Predictions, before: Workload, now: Workload)
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Return the seconds that the host adds on every GPU.
-
-    The time of a loader counts fully, even if it overlaps with the GPU.
-    """
+    """Return the seconds that the host adds on every GPU. A loader's time counts fully, even if it overlaps."""
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches

@@ -54,8 +54,7 @@ MAX_DECREASE_RATIO: Final = 0.9  # Maximum ratio of successive decreases
 FURTHER_DECREASE: Final = 0.5  # Share of the decrease so far by which unsteady values may still decrease
 
 FALLS_HIDDEN: Final = 0.4
-"""Share of the difference between the halves of steady values by which the values may still decrease, hidden by
-noise."""
+"""Share of the difference between the halves by which steady values may still decrease, hidden by noise."""
 
 SETTLED_SHARE: Final = 0.55  # Minimum share of agreeing values for the values to count as steady
 SETTLED_VALUES: Final = 32  # Number of agreeing values that is always enough to count as steady

@@ -13,8 +13,7 @@ from lightning_predict.base.interval import NOTHING, Interval
 from lightning_predict.observe.steady_state import TimingSamples
 
 FIRST_EPOCH_COLD: Final = 3.0
-"""Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
-caches."""
+"""Maximum factor by which the loader is faster from the second epoch on, when its caches are full."""
 
 UNSEEN_LONGER: Final = 1.5
 """Factor by which a time that was measured only at the start (a sanity check, the first fetch) may increase later."""

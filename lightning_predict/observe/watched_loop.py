@@ -321,10 +321,7 @@ class WatchedRun(Predicts):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Catch errors in predictions, so that the loop continues.
-
-        The first error is reported, and then nothing more is predicted.
-        """
+        """Catch errors in predictions: the first is reported, nothing more is predicted, and the loop continues."""
         try:
             yield
         except CAUGHT as error:

@@ -337,10 +337,7 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
-    """Return the time of the whole run by configuration, stated or predicted.
-
-    A stated time has an interval without width.
-    """
+    """Return the time of the whole run by configuration: stated (an interval without width), or predicted."""
     sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
     if len(sources) != 1:
         raise row.error(

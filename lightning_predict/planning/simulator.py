@@ -85,10 +85,7 @@ def simulate(
 
 @dataclass(slots=True)
 class _Work:
-    """A running job.
-
-    At `start_seconds`, the share `remaining` of the work is left. The whole run would take `seconds`.
-    """
+    """A running job. At `start_seconds`, the share `remaining` of the work is left, of a run of `seconds`."""
 
     placement: Placement
     segment_start_seconds: float

@@ -45,9 +45,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 """.split()
     },
 }
-"""Operations with some composite overloads.
-
-The values are the names of inner calls that identify a composite overload."""
+"""Operations with some composite overloads. The values are inner calls that identify a composite overload."""
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:

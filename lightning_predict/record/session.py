@@ -63,8 +63,7 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
 
 
 FRAMES: Final = 200
-"""Number of stack frames that a recorder and its calls of torch may need within one operation; up to 30 were
-observed."""
+"""Number of stack frames that a recorder and torch may need within one operation; up to 30 were observed."""
 
 _LIMIT_LOCK: Final = Lock()
 _OPEN_LIMITS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads

@@ -24,8 +24,7 @@ from lightning_predict.reports.predictions import Predictions
 MIN_POINTS: Final = 3  # Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve.
 
 MIN_GAIN: Final = 0.5
-"""More GPUs pay off if each added GPU contributes at least this share of the throughput per GPU of the smallest
-layout."""
+"""More GPUs pay off if each added GPU gives this share of the throughput per GPU of the smallest layout."""
 
 SAMPLES: Final = 1_000_000  # Number of samples in the "per million samples" column
 

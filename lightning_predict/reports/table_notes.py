@@ -39,8 +39,7 @@ LOADER_RATE: Final = 5000.0
 decode JPEG images."""
 
 LARGE_INDIRECT_SHARE: Final = 0.1
-"""A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict at least this share of GPU
-time."""
+"""A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict this share of GPU time."""
 
 _METHODS: Final = {  # Description of each method in `StepPrediction.coverage`
     "measured": "measured here",

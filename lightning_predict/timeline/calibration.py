@@ -97,10 +97,7 @@ def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostO
 
 
 def _calibrate_without_kernels(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
-    """Calibrate the host with its measured time, for a trace without recorded kernels.
-
-    Waits in the middle of such a step are unknown.
-    """
+    """Calibrate the host with its measured time, without recorded kernels. Waits inside such a step are unknown."""
     host = target.default_model
     if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
         return StepCalibration(host=host, is_host_assumed=True)

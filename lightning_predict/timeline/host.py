@@ -249,8 +249,7 @@ class HostModel:
 # --- Host times of a recorded step
 
 PROFILER_SLOWDOWN: Final = 2.2
-"""Factor by which a profiler slows operations and launches on the host. Longer Python code between operations is not
-slowed."""
+"""Factor by which a profiler slows operations and launches on the host, but not longer Python code between them."""
 
 PYTHON_SECONDS: Final = 0.001  # Minimum pause between two operations that counts as the user's code
 

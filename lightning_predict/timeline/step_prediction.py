@@ -90,10 +90,7 @@ class StepPrediction:
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
-        """Bottleneck of the step: the host or the device, whichever finishes last.
-
-        A faster GPU does not speed up a host-bound step.
-        """
+        """Bottleneck of the step: host or device, whichever ends last. A faster GPU does not help a host-bound step."""
         return "host" if clearly_less(self.device_seconds, self.host_seconds) else "device"
 
     def scaled(self, factor: float, *, note: str) -> StepPrediction:

@@ -61,8 +61,7 @@ class WeightsSource:
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
-"""Accepted types of the argument `weights`: a file, a folder, an address or a WeightsSource; None uses the
-configuration."""
+"""Types of the argument `weights`: a file, a folder, an address or a WeightsSource; None uses the configuration."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:

@@ -119,8 +119,7 @@ def _gradients(c: Columns) -> Array:
 
 
 BLOCK: Final = 128.0
-"""Number of queries, and of keys, that a kernel handles together. It computes blocks on the diagonal of a causal mask
-whole."""
+"""Number of queries, and of keys, that a kernel handles together. Blocks on a causal mask's diagonal are whole."""
 
 HEAD_STEP: Final = 32.0
 """Step of the head sizes that kernels are built for (FlashAttention's `HEADDIM_SWITCH`); zeros pad other heads."""

@@ -98,10 +98,7 @@ class CollectiveCurves:
         return gpu_name in self.curves
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their 90 % interval, each of shape (gpus, shapes).
-
-        Unmeasured GPUs have wider intervals.
-        """
+        """Estimate seconds with their 90 % interval, shape (gpus, shapes). Unmeasured GPUs have wider intervals."""
         seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, shapes)
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, FORMULA_SPREAD)

@@ -297,8 +297,7 @@ WIDTHS_LAST: Final = (4, 8, 16)
 cuDNN's release notes list 4, 8, 16 and 32."""
 
 GROUPED_LAST_SHARE: Final = 0.5
-"""Share of the sustained rate that other group widths reach in channels-last layout, in tiles of 64 channels per
-group."""
+"""Share of the sustained rate of other group widths in channels-last layout, in tiles of 64 channels per group."""
 
 PLACING_CYCLES: Final = 1.0
 """Cycles of a multiprocessor per padded element of grouped convolutions in channels-last layout, if cuDNN has no kernel

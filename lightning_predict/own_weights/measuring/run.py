@@ -78,8 +78,7 @@ USUAL_UTILISATION: Final = 0.4
 """Assumed share of the peak rates that a GPU reaches, to estimate the duration of a measurement."""
 
 SECONDS_AROUND: Final = 0.05
-"""Assumed seconds to create the tensors of a shape and to capture its calls, to estimate the duration of a
-measurement."""
+"""Assumed seconds to create a shape's tensors and capture its calls, to estimate the duration of a measurement."""
 
 LOAD_SECONDS: Final = 1.0  # Duration of the load at whose end a sustained time is measured
 
