@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.advice.batch_size import why_no_other_batch, with_batch
 from lightning_predict.advice.checkpointing import checkpointed, kept, recomputed
@@ -46,7 +46,6 @@ WhyNot = Callable[[Trace, Gpu | None], str | None]
 WhyNotShared = Callable[[Layout, Strategy], str | None]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One possible change to a training run."""

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.advice.batch_size import BatchSizes, why_no_other_batch, with_samples
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
@@ -37,7 +37,6 @@ PRECISION: Final = 64  # Relative precision of the search: 1 / 64. The memory of
 LARGEST: Final = 2**40  # Number of samples above which the search fails, because memory does not grow with the batch
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
     """Largest batch per GPU of a layout, with its speed and cost."""
@@ -123,7 +122,6 @@ def _with_speed(scaled: ScaledMemory, layout: Layout, assumptions: Assumptions) 
     )
 
 
-@final
 class ScaledMemory:
     """Memory of a step at other batch sizes. Each size is simulated once.
 

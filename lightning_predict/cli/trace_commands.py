@@ -96,7 +96,7 @@ def trace(
     )
 
 
-_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
+_OPTIONS: Final[Mapping[str, frozenset[str]]] = {  # Options that each action accepts
     "check": frozenset(),
     "anonymise": frozenset({"output", "keep_modules"}),
     "import": frozenset({"output", "step", "gpu"}),
@@ -105,7 +105,6 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "layers": frozenset({"gpu", "weights"}),
     "memory": frozenset({"gpu"}),
 }
-"""Options that each action accepts."""
 
 
 def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:

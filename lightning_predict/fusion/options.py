@@ -106,7 +106,7 @@ GRAPHS: Final = "cuda_graphs"
 EAGER_LOSS: Final = "eager_loss"
 FUSING: Final = "point-wise"  # Slot of options that fuse point-wise operations
 
-KERNELS: Final[Mapping[str, KernelOption]] = {
+KERNELS: Final[Mapping[str, KernelOption]] = {  # Options by name, in the order in which they are applied
     "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa"),
     **{
         name: KernelOption(
@@ -153,7 +153,6 @@ KERNELS: Final[Mapping[str, KernelOption]] = {
     ),
     GRAPHS: KernelOption(apply=without_launches, why_not=why_not_graphs, slot="launches"),
 }
-"""Options by name, in the order in which they are applied."""
 
 
 def check_kernels(kernels: str | Sequence[str]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ are assumed to be slower by the same factor as matmuls: 16-bit training benchmar
 of 9.0 % with this rule, 11.4 % without."""
 
 _CURRENT: Final = (2, 1)
-_YEARS: Final[Mapping[tuple[int, int], float]] = {
+_YEARS: Final[Mapping[tuple[int, int], float]] = {  # Release dates of torch versions, in years
     (1, 4): 2020.0,
     (1, 5): 2020.3,
     (1, 6): 2020.6,
@@ -76,7 +76,6 @@ _YEARS: Final[Mapping[tuple[int, int], float]] = {
     (2, 0): 2023.2,
     _CURRENT: 2023.8,
 }
-"""Release dates of torch versions, in years."""
 
 
 def torch_version_factors(shapes: Sequence[OperationShape], gpus: Sequence[Gpu], software: Mapping[str, str]) -> Array:
@@ -116,13 +115,12 @@ def torch_version_factor(software: Mapping[str, str]) -> float:
 
 CUDNN_BY_DEFAULT: Final = (2, 11)  # First torch version whose wheels prefer cuDNN's attention on Hopper and Blackwell
 
-NAMED_KERNELS: Final = {
+NAMED_KERNELS: Final = {  # Attention kernels by parts of the names of the operations that call them
     "cudnn": "cudnn_attention",
     "overrideable": "cudnn_attention",
     "flash_attn_3::": "flash_attention_3",
     "flash_attn::": "flash_attention_2",
 }
-"""Attention kernels by parts of the names of the operations that call them."""
 
 
 def attention_kernel(operation: Operation) -> str | None:

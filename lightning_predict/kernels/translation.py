@@ -26,7 +26,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -111,7 +111,6 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
     """Shapes of one place in the trace."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
 
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
@@ -41,7 +40,6 @@ from lightning_predict.weights.source import AnyWeights
 SPARE = 4  # Ratio of searched to requested results with a budget, because the budget may exclude some results
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RankedLayout:
     """A layout with a parallel strategy, and its prediction."""

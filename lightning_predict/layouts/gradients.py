@@ -14,35 +14,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.units import mebibytes_to_bytes
 from lightning_predict.record.trace import DTYPE_BYTES, Operation, Parameter, Trace
 from lightning_predict.timeline.simulation import HostOperation
 
-FIRST_BUCKET_BYTES: Final = mebibytes_to_bytes(1)
-"""Default size of DDP's first bucket in torch.distributed."""
+FIRST_BUCKET_BYTES: Final = mebibytes_to_bytes(1)  # Default size of DDP's first bucket in torch.distributed
 
 ROOT: Final = ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A gradient, or several gradients that are communicated together.
-
-    Attributes:
-        ready_after: Number of operations of the step that must finish before all gradients of the bucket are ready.
-        is_expert: Whether the gradients belong to MoE experts. Fewer GPUs take part in the all-reduce of expert
-            gradients.
-    """
+    """A gradient, or several gradients that are communicated together."""
 
     size_bytes: float
-    ready_after: int
+    ready_after: int  # Number of operations of the step that must finish before all gradients of the bucket are ready
+    # Whether the gradients belong to MoE experts. Fewer GPUs take part in the all-reduce of expert gradients.
     is_expert: bool = False
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class UnitSegment:
     """Consecutive operations of one FSDP unit in one phase."""

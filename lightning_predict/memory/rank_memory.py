@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.fields import defer
 from lightning_predict.base.units import mebibytes_to_bytes
@@ -42,7 +42,6 @@ from lightning_predict.memory.storages import Storage
 from lightning_predict.record.trace import DTYPE_BYTES, Parameter, Trace, backward_ends
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Shares of the bytes of a part of the model that one of its replicas holds throughout a step."""
@@ -115,7 +114,6 @@ def even_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Stra
     return held.lasting_bytes(parameters, state) + held.gradient_bytes(gradients) + gathered + passing
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """Operations of one unit in one pass, as indices of the first and the last operation."""
@@ -126,7 +124,6 @@ class _Segment:
     last: int
 
 
-@final
 class RankMemory:
     """Memory of the ranks of a recorded step, under any strategy, simulated if the recording has tensors."""
 
@@ -306,7 +303,6 @@ class RankMemory:
         return defer(need, lambda: replace(need, releasable_bytes=alone.releasable_bytes + apart), "releasable_bytes")
 
 
-@final
 @dataclass(frozen=True)
 class Rank:
     """Memory blocks of a rank, and its gathered units."""

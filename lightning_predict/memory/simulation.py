@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.memory.allocator import AllocationError, CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
@@ -32,7 +32,6 @@ STEPS: Final = 3
 fragmentation that a complete step leaves."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
     """Memory peaks of the allocator over the simulated steps."""
@@ -53,7 +52,6 @@ class SimulatedStep:
         return False
 
 
-@final
 @dataclass(slots=True)
 class _Event:
     """Allocations and frees during one operation; storages by their position in `Blocks.storages`, with the sizes."""
@@ -66,7 +64,6 @@ class _Event:
     drops_gradients: bool = False
 
 
-@final
 @dataclass(frozen=True)
 class Blocks:
     """Sizes and lifetimes of the memory blocks of a training step."""
@@ -328,7 +325,6 @@ def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
     blocks.clear()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
     """Sizes of live tensors at one moment of a step."""

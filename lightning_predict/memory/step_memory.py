@@ -30,7 +30,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.base.fields import Deferred, defer
 from lightning_predict.base.interval import Interval
@@ -38,13 +38,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
-from lightning_predict.memory.simulation import (
-    Blocks,
-    blocks_of,
-    fullest_moments,
-    least_reserved_bytes,
-    simulated,
-)
+from lightning_predict.memory.simulation import Blocks, blocks_of, fullest_moments, least_reserved_bytes, simulated
 from lightning_predict.record.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
@@ -97,7 +91,6 @@ MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
 """Ratio of reserved to allocated memory, for steps in which only the allocated memory was measured."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed(Deferred):
     """Memory need of a step on each GPU. Unknown values are None."""
@@ -224,7 +217,6 @@ def _even(reserved: Interval[float]) -> float:
     return math.sqrt(reserved.low * reserved.high)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory(Deferred):
     """Memory need of a step, by cause, in bytes."""

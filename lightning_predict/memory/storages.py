@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final, Literal, final
+from typing import Final, Literal
 
 from lightning_predict.record.data_flow import storages_without_maker
 from lightning_predict.record.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, is_taken_apart
@@ -33,7 +33,6 @@ Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 temporary tensor of the optimizer, or input of the step."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A storage and its lifetime within the step."""
@@ -271,7 +270,6 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
     return list({id(life): life for life in lives.values()}.values())
 
 
-@final
 class _Casts:
     """Low-precision copies of the forward pass that the backward pass reads, in recordings of earlier versions.
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.record.calls import operator_name
 from lightning_predict.record.events import Call, DeviceWork, Profile, Thread
@@ -69,7 +69,6 @@ _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 
 
-@final
 @dataclass(slots=True, eq=False)
 class FoundOperation:
     """Operation in a profile."""
@@ -90,7 +89,6 @@ class FoundOperation:
     module: str | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Around:
     """Phase and module of a call, inherited from the enclosing calls."""
@@ -149,7 +147,6 @@ def _engine_threads(profile: Profile) -> frozenset[Thread]:
     return frozenset(nodes - {profile.roots[0].thread})
 
 
-@final
 class _Nodes:
     """Forward calls that created autograd nodes, by thread and sequence number."""
 
@@ -220,7 +217,6 @@ class _Nodes:
         return {number_at[end]: start[0] for start, end in profile.flows if end in number_at}
 
 
-@final
 class _Selector:
     """Walks through the tree of calls, and yields the operations."""
 

@@ -15,12 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import final
 
 from lightning_predict.record.trace import Operation, TensorInfo, backward_ends
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RecordedMicroBatch:
     """Position of a recorded micro-batch in the recorded operations."""
@@ -74,7 +72,6 @@ def complete_step(
     return tuple(complete), tuple(all_surviving)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Template:
     """Micro-batch without the update, from which copies are made."""

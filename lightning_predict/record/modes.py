@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import wraps
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as functional
@@ -108,7 +108,6 @@ class Recorder(Protocol):
         """Stop recording after an internal failure. This must not raise."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The parts of an operator's schema that the recorder needs."""
@@ -203,7 +202,6 @@ def _way(schema: Schema, types: Sequence[type], args: Args, kwargs: Kwargs) -> _
     return _RECORDED
 
 
-@final
 class OperationMode(TorchDispatchMode):
     """Dispatch mode that runs every operation, and reports it to the recorder."""
 
@@ -299,7 +297,6 @@ def _all_dense(args: Args, kwargs: Kwargs) -> bool:
         return all(map(is_dense, tensors_in((*args, *kwargs.values()))))
 
 
-@final
 class OwnCall:
     """Call of the step, which runs exactly once, even if the recorder fails before or after the call.
 
@@ -324,7 +321,6 @@ class OwnCall:
         return self.output
 
 
-@final
 class WholeCallMode(TorchFunctionMode):
     """Function mode that passes whole calls to the recorder, and runs all other calls."""
 
@@ -438,7 +434,6 @@ def _drops_vectors(func: TorchFunction, values: Args) -> bool:
         return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values)))
 
 
-@final
 class _Suspension:
     """Hook before an autograd node, which then runs without the recorder's dispatch mode, and is noted as unrecorded.
 
@@ -481,7 +476,6 @@ def _take_out(recorder: Recorder) -> tuple[OperationMode | None, int]:
         return (None, 0) if mode is None else (_python_dispatch._pop_mode(), len(above))
 
 
-@final
 class _Dispatcher:
     """Replacement of a torch function, which calls a substitute on some threads, and the original on others."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 from lightning_predict.base.units import nanoseconds_to_seconds
 from lightning_predict.record.trace import Operation
@@ -76,7 +76,6 @@ def thread_use() -> ThreadUse:
     return ThreadUse(usage.ru_utime, time.perf_counter() - time.thread_time(), usage.ru_nvcsw)
 
 
-@final
 class PauseTimer:
     """Measures the pauses between operations on one thread.
 

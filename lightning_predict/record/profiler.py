@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 from weakref import WeakSet
 
 import torch
@@ -150,7 +150,6 @@ _NEVER_ENDED: Final[list[record_function]] = []
 """Markers of recordings that another profiler displaced. Ending or freeing a marker would write to freed memory."""
 
 
-@final
 class ProfilerRecorder:
     """Profiles the code between `start` and `stop`, which may be called repeatedly.
 

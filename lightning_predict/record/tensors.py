@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
-from typing import Any, Final, final
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -38,7 +38,6 @@ _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Ordinary tensor types. A lazy parameter, for example, is not ordinary."""
 
 
-@final
 class _StorageReference(ref[torch.UntypedStorage]):
     """Weak reference to a storage with its id and address. Its callback is C code, so a deletion runs no Python."""
 
@@ -47,7 +46,6 @@ class _StorageReference(ref[torch.UntypedStorage]):
     number: int
 
 
-@final
 class StorageIds:
     """Assigns ids to storages in the order of their first use. Views of one storage have its id."""
 

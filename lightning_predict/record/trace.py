@@ -23,7 +23,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 from lightning_predict.base import checked
 from lightning_predict.base.checked import Checked
@@ -68,7 +68,6 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {  # Bytes per element, by dtype in torc
 }
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Shape and identity of a tensor that an operation read or wrote."""
@@ -93,7 +92,6 @@ class TensorInfo:
         return self.elements * DTYPE_BYTES.get(self.dtype, 4)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """A kernel, copy or fill that ran on the device."""
@@ -111,7 +109,6 @@ class Kernel:
     device: int = 0  # Index of the GPU in the driver. Stream numbers are unique only within a GPU.
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A dispatcher-level call."""
@@ -141,7 +138,6 @@ def backward_ends(operations: Sequence[Operation]) -> int:
     return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class HostWait:
     """Time span in which the host waited."""
@@ -151,7 +147,6 @@ class HostWait:
     cause: WaitCause  # `device` for a call that synchronises with the GPU; `loader` if the next batch was not ready
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One parameter of the model, in the order of `Module.named_parameters()`."""
@@ -162,7 +157,6 @@ class Parameter:
     requires_grad: bool = True
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Memory that persists through the step, and the measured peak."""
@@ -180,7 +174,6 @@ class Memory:
     resident_bytes: int | None = None  # Size of other models on the GPU, which the step does not use; None without any
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """Global flags that affect which kernels run."""
@@ -200,7 +193,6 @@ _RECORD_ONE: Final = (
 )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One recorded step: all batches up to an optimizer update (several with gradient accumulation).
@@ -399,7 +391,6 @@ class Trace:
         return _trace_from_json(document)
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherStep:
     """Another kind of step, in a training that alternates between several kinds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final, get_args
+from typing import Final, get_args
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.model_options import Quantization
@@ -23,7 +23,6 @@ RECIPES: Final[Mapping[str, str]] = {  # What training scripts do besides, by na
 }
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
     """Settings of a named step, as `step_of` describes them."""
