@@ -24,10 +24,14 @@ RUN = example_prediction(  # Two hours in which the device computes half the tim
 )
 
 
-def test_a_busy_hour_takes_the_power_limit() -> None:
+def test_power_is_the_limit_times_gpus_and_overhead_if_always_busy() -> None:
     hour = energy(3600.0, T4, busy_share=1.0)
     assert (hour.gpu, hour.watts, hour.kilowatt_hours) == ("T4", 70.0, 0.07)
     assert hour.co2_kilograms is None
+    assert energy(3600.0, T4, busy_share=1.0, num_gpus=8, overhead=1.5).kilowatt_hours == pytest.approx(0.07 * 8 * 1.5)
+    assert with_values(RUN, total=None).energy is None
+    found = with_values(RUN, device_seconds=0.02).energy
+    assert known(found).watts == 70.0
 
 
 def test_a_device_that_waits_takes_a_share() -> None:
@@ -36,19 +40,6 @@ def test_a_device_that_waits_takes_a_share() -> None:
     assert found.kilowatt_hours == pytest.approx(0.042 * 2)
     assert found.co2_kilograms == pytest.approx(0.042 * 2 * 0.5)  # 500 g/kWh
     assert found.grid_grams_per_kwh == 500
-
-
-def test_overhead_and_gpus_multiply() -> None:
-    assert energy(3600.0, T4, busy_share=1.0, num_gpus=8, overhead=1.5).kilowatt_hours == pytest.approx(0.07 * 8 * 1.5)
-
-
-def test_a_run_of_unknown_length_has_no_energy() -> None:
-    assert with_values(RUN, total=None).energy is None
-
-
-def test_a_device_is_never_busier_than_all_the_time() -> None:
-    found = with_values(RUN, device_seconds=0.02).energy
-    assert known(found).watts == 70.0
 
 
 @given(busy=st.floats(0, 1), seconds=st.floats(0, 1e7))
@@ -87,13 +78,17 @@ def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
     assert found.kilowatt_hours == pytest.approx(8 * 0.070)
 
 
-def test_a_place_is_found_by_its_region_and_by_its_name() -> None:
+def test_grid_is_found_by_region_and_name_and_an_unknown_one_suggests_others() -> None:
     zurich = grid_of("europe-west6")
     assert (zurich.grams_per_kwh, zurich.year) == (21.2, 2025)
     assert grid_of("Zurich") == grid_of("zürich") == zurich
     assert zurich.sentence == "21.2 g/kWh (europe-west6, Zürich, 2025)"
     assert grid_of(400).sentence == "400 g/kWh"
     assert grid_of("0").grams_per_kwh == 0.0  # own solar panels
+    with pytest.raises(InvalidArgumentError, match="frankfurt"):
+        grid_of("Frankfort")
+    with pytest.raises(InvalidArgumentError, match="grid=-1 is out of range; expected grams of CO2 per kWh"):
+        grid_of(-1)
 
 
 def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:
@@ -103,13 +98,6 @@ def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:
         assert grid_of(str(region)).grams_per_kwh == row.member("grams").value
         # IPCC (2014): hydropower 24 g/kWh over its life, coal 820; a mix lies within, or below where nothing is burnt.
         assert 5 < grid_of(str(region)).grams_per_kwh < 820
-
-
-def test_unknown_grid_suggests_the_nearest() -> None:
-    with pytest.raises(InvalidArgumentError, match="frankfurt"):
-        grid_of("Frankfort")
-    with pytest.raises(InvalidArgumentError, match="grid=-1 is out of range; expected grams of CO2 per kWh"):
-        grid_of(-1)
 
 
 def test_a_country_is_found_by_name_and_code() -> None:

@@ -19,15 +19,12 @@ def test_the_best_interval_is_youngs_where_checkpoints_are_short() -> None:
     assert 1 - goodput.share == pytest.approx(1 / math.sqrt(2e6) + math.sqrt(2e6) / 2e6, rel=0.01)
 
 
-def test_sixteen_thousand_gpus_fail_every_three_hours() -> None:
+def test_published_failures_and_instant_checkpoints_by_hand() -> None:
     # As published of the training of Llama 3.
     goodput = goodput_of(1e12, 16_384, Reliability())
     assert goodput.failure_seconds / 3600 == pytest.approx(3.1, abs=0.05)
     assert pytest.approx(50_700, rel=0.01) == PUBLISHED_MTBF_HOURS
     assert 0.8 < goodput.share < 0.95  # more than 90 % of effective training time there, of faster checkpoints
-
-
-def test_instant_checkpoints_lose_no_time() -> None:
     # A restart of 36 s each hour is all that is lost: exp(-0.01) of the time is left.
     goodput = goodput_of(0.0, 1, Reliability(mtbf_hours=1, checkpoint_gbps=1, restart_minutes=0.6))
     assert goodput.share == pytest.approx(math.exp(-0.01), rel=1e-5)

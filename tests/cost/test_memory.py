@@ -73,26 +73,19 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
     return max(map(live, range(len(operations))), key=sum)
 
 
-def test_storage_lives_until_its_last_read() -> None:
+def test_storage_lives_from_its_first_write_to_its_last_read() -> None:
     # After each operation: 100; 130; 131, of which PASSING dies; 101 and the gradient, which is counted elsewhere.
     assert live_tensors(STEP) == (100, 30, 1)
-
-
-def test_temporary_gradients_count() -> None:
+    expanded = operation("forward", (KEPT,), (TensorInfo((9, 100), "uint8", id=KEPT.id),))
+    assert live_tensors((STEP[0], expanded, *STEP[1:])) == (100, 30, 1)
     passing = tensor(6, 40)
     backward = (operation("backward", (KEPT, LOSS), (passing,)), operation("backward", (passing,), (STEP_GRADIENT,)))
     assert live_tensors((*STEP[:3], *backward, *STEP[4:])) == (100, 1, 40)
-
-
-def test_a_view_that_repeats_elements_is_no_larger_than_its_storage() -> None:
-    expanded = operation("forward", (KEPT,), (TensorInfo((9, 100), "uint8", id=KEPT.id),))
-    assert live_tensors((STEP[0], expanded, *STEP[1:])) == (100, 30, 1)
-
-
-def test_a_mask_of_dropout_has_a_byte_an_element_as_on_cuda() -> None:
     mask = tensor(2, 100, "float32")
     drawn = (operation("forward", (), (mask,)), operation("forward", (mask,), (mask,), "aten::bernoulli_"))
     assert live_tensors(drawn) == (100,)
+    unseen = TensorInfo((100,), "float32")
+    assert live_tensors([operation("forward", (unseen,), (unseen,))]) == ()
 
 
 def test_batch_is_input_without_writer() -> None:
@@ -110,11 +103,6 @@ def test_batch_is_input_without_writer() -> None:
     # Of two that look like the one parameter there is, the one that is updated is the parameter.
     alike = operation("forward", (tensor(8, 5),), (tensor(9, 1),))
     assert batch_bytes((*STEP, alike), parameters) == (7, 5)
-
-
-def test_storages_that_were_not_seen_count_for_nothing() -> None:
-    unseen = TensorInfo((100,), "float32")
-    assert live_tensors([operation("forward", (unseen,), (unseen,))]) == ()
 
 
 T4 = layout_of("T4")
@@ -152,12 +140,9 @@ def test_word_probability_and_amounts_agree(
         assert amounts[2].high <= reported * GIBIBYTE
 
 
-def test_runs_need_more_than_the_prediction_with_an_even_chance() -> None:
+def test_fit_probability_is_even_at_the_measured_mean_and_follows_t() -> None:
     # By 4.1 %: the geometric mean of 0.95 and 1.14.
     assert memory_need(T4, usable_bytes(T4.gpu) / math.sqrt(0.95 * 1.14)).fit_probability == pytest.approx(0.5)
-
-
-def test_fit_probability_follows_the_t_distribution() -> None:
     # 10 GiB (the root of 8 x 12.5) and half a GiB of context. Half the widths are 2.25 and 0.3 GiB, together 2.27: with
     # as much to spare the chance is 95 %, and with twice as much that of 4.707 scales, 99.1 %. A normal error: 99.9 %.
     reserved, context = Interval(8.0, 9.0, 12.5), Interval(0.2, 0.5, 0.8)
@@ -206,14 +191,11 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
     assert len(calls) == 1
 
 
-def test_context_with_cuda_13_is_measured_on_turing_and_a_share_elsewhere() -> None:
+def test_context_with_cuda_13_lazy_and_eager_kernels_is_as_measured() -> None:
     measured, estimated = (context_bytes(gpu(name), (2, 14)) for name in ("T4", "L4"))
     assert measured.middle == 141 * MEBIBYTE
     assert estimated.middle == 0.55 * context_bytes(gpu("L4")).middle
     assert measured.high < context_bytes(gpu("T4")).high < estimated.high
-
-
-def test_kernels_that_are_loaded_at_once_take_as_much_more_as_was_measured() -> None:
     lazy, at_once = (context_bytes(T4.gpu, release) for release in ((1, 13), (1, 12)))
     assert lazy == context_bytes(T4.gpu)
     # One account has 636 MiB in place of 274, another 1,343 on a GPU that is taken to load 450 today.
@@ -222,7 +204,7 @@ def test_kernels_that_are_loaded_at_once_take_as_much_more_as_was_measured() -> 
     assert lazy.middle + 363 * MEBIBYTE < at_once.middle < lazy.middle + 893 * MEBIBYTE
 
 
-def test_buffers_of_nccl() -> None:
+def test_several_gpus_need_room_for_the_measured_buffers_of_nccl() -> None:
     nvlink, pcie = gpu("H100-SXM-80GB"), gpu("L4")
     # 24 channels with two connections of 10 MiB each; over PCIe 4 channels.
     assert nccl_bytes(nvlink, communicators=1).middle == 480 * MEBIBYTE
@@ -230,6 +212,10 @@ def test_buffers_of_nccl() -> None:
     assert nccl_bytes(nvlink, communicators=0) == Interval(0, 0, 0)
     # Eight H100, one is the origin: the measured time.
     assert nccl_bytes(nvlink, communicators=0, all_to_all_peers=7).middle == pytest.approx(3.28e9)
+    trace = replace(TRACE, software={"torch": "2.6.0"})
+    needs = [lp.predict(trace, gpus=[name])[name].memory for name in ("H100-SXM-80GB", "2xH100-SXM-80GB")]
+    beside = [need.process.middle - need.reserved.middle for need in needs if need.process and need.reserved]
+    assert beside[1] - beside[0] == pytest.approx(480 * MEBIBYTE)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +231,6 @@ def test_buffers_of_nccl() -> None:
 )
 def test_communicators_are_the_groups_that_exchange_something(strategy: Strategy, layout: str, count: int) -> None:
     assert strategy.communicators(layout_of(layout)) == count
-
-
-def test_several_gpus_need_room_for_nccls_buffers() -> None:
-    trace = replace(TRACE, software={"torch": "2.6.0"})
-    needs = [lp.predict(trace, gpus=[name])[name].memory for name in ("H100-SXM-80GB", "2xH100-SXM-80GB")]
-    beside = [need.process.middle - need.reserved.middle for need in needs if need.process and need.reserved]
-    assert beside[1] - beside[0] == pytest.approx(480 * MEBIBYTE)
 
 
 # torch's total_memory, in GiB, read in messages of out-of-memory errors; the context is in the remainder.
@@ -314,15 +293,13 @@ def tensor_bytes(trace: Trace) -> int:
     return known(step_memory(trace)).tensor_bytes
 
 
-def test_the_parts_add_up() -> None:
+def test_parts_of_tensor_memory_add_up_with_and_without_gradients() -> None:
     # Parameters, gradients and state; the batch of 200 bytes; HIDDEN and, at the fullest moment, DROPPED.
     assert tensor_bytes(TRACE) == (400 + 400 + 800) + 200 + (800 + 2000)
-
-
-def test_reserved_memory_above_peak_is_slack() -> None:
-    memory = known(step_memory(TRACE))
-    assert memory.slack_bytes > 0
-    assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
+    trace = replace(TRACE, memory=Memory(parameter_bytes=400))
+    assert tensor_bytes(trace) == (400 + 400) + 200 + (800 + 2000)
+    forward = replace(trace, operations=TRACE.operations[:2])
+    assert tensor_bytes(forward) == 400 + 200 + (800 + 2000)
 
 
 def test_workspaces_are_allocated_as_torch_counts_it() -> None:
@@ -342,13 +319,6 @@ def test_workspaces_are_allocated_as_torch_counts_it() -> None:
     # backward pass holds the batch and two copies.
     assert memory.allocated_on(card) - tensors == pytest.approx(image, rel=0.01)
     assert memory.allocated_on(card) <= memory.bytes_on(card)
-
-
-def test_gradients_not_yet_there_are_as_large_as_the_parameters_where_there_is_a_backward_pass() -> None:
-    trace = replace(TRACE, memory=Memory(parameter_bytes=400))
-    assert tensor_bytes(trace) == (400 + 400) + 200 + (800 + 2000)
-    forward = replace(trace, operations=TRACE.operations[:2])
-    assert tensor_bytes(forward) == 400 + 200 + (800 + 2000)
 
 
 def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None:
@@ -387,11 +357,14 @@ def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     assert known(measured).bytes_on(gpu("T4")) == 9
 
 
-def test_memory_without_outputs_is_unknown() -> None:
+def test_memory_without_outputs_is_unknown_and_above_the_peak_is_slack() -> None:
     assert step_memory(replace(TRACE, memory=Memory())) is None
     # The profiler does not see what operations write.
     unseen = tuple(replace(operation, outputs=()) for operation in TRACE.operations)
     assert step_memory(replace(TRACE, operations=unseen)) is None
+    memory = known(step_memory(TRACE))
+    assert memory.slack_bytes > 0
+    assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
 
 
 def test_a_workspace_a_thread_that_computes() -> None:

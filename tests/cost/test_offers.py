@@ -89,14 +89,11 @@ def test_every_common_gpu_has_two_offers_and_a_current_price(name: str) -> None:
     assert known(cheapest).date >= "2025"
 
 
-def test_a_published_study_of_2019_is_there_but_not_current() -> None:
+def test_old_consumer_and_large_machines_have_their_listed_prices() -> None:
     listed = Counter(offer.gpu for offer in load_offers() if offer.date == "2019-10")
     assert listed == {"K80": 3, "M60": 3, "Quadro-P600": 2, "GTX-1080-Ti": 1}
     assert offers_for("M60")[0].usd_per_gpu_hour == 0.62  # NV6; NV12 and NV24 cost as much per GPU
     assert cheapest_offer("M60") is None
-
-
-def test_consumer_cards_and_machines_of_eight_l4_have_a_price() -> None:
     assert {offer.provider for offer in offers_for("RTX-4090")} == {"RunPod", "RunPod Community", "OpenRelay", "Akash"}
     assert all(cheapest_offer(name) is not None for name in ("RTX-3090", "RTX-4090", "RTX-5090"))
     eight = {offer.provider: offer for offer in offers_for("L4") if offer.num_gpus == 8}
@@ -105,10 +102,15 @@ def test_consumer_cards_and_machines_of_eight_l4_have_a_price() -> None:
     assert eight["AWS"].usd_per_hour == 13.3504
 
 
-def test_the_newer_price_of_a_machine_counts() -> None:
+def test_newest_price_of_a_machine_in_a_region_counts() -> None:
     p5 = [offer for offer in load_offers() if offer.instance == "p5.48xlarge"]
     assert {offer.usd_per_hour for offer in p5} == {98.32, 55.04}  # 2025-04 and 2026-09
     assert [offer.usd_per_hour for offer in offers_for("H100-SXM-80GB", p5)] == [55.04]
+    west = make_offer(2.0, "2025-01", region="west")
+    east = make_offer(1.0, "2026-01", region="east")
+    assert offers_for("T4", [west, east]) == (east, west)
+    anywhere = make_offer(1.5, "2026-02")
+    assert offers_for("T4", [west, east, anywhere]) == (anywhere,)
 
 
 def test_offers_are_ordered_by_the_price_of_one_gpu_and_the_cheapest_is_a_whole_machine() -> None:
@@ -119,47 +121,30 @@ def test_offers_are_ordered_by_the_price_of_one_gpu_and_the_cheapest_is_a_whole_
     assert cheapest_offer("T4", [one, eight, other]) == one  # 3 an hour for one GPU, not 16 for eight
 
 
-def test_a_fresh_price_beats_an_older_one_of_the_same_gpu() -> None:
+def test_fresh_prices_on_demand_and_on_spot_beat_older_ones() -> None:
     old, fresh = make_offer(1.0, "2026-07-01", instance="old"), make_offer(2.0, "2026-09-01", instance="fresh")
     assert cheapest_offer("T4", [old, fresh]) == fresh  # 62 days apart
     assert cheapest_offer("T4", [replace(old, date="2026-07-03"), fresh]) == replace(old, date="2026-07-03")  # 60
     assert cheapest_offer("T4", [old, replace(fresh, in_stock=False)]) == old  # a machine that there is
     assert cheapest_offer("T4", [old, fresh, make_offer(0.1, "2026-09-01", gpu="L4")]) == fresh
     assert cheapest_offer("T4", [old, fresh], num_gpus=1) == fresh
-
-
-def test_spot_prices_are_fresh_for_two_weeks_among_themselves() -> None:
     spot = replace(make_offer(0.5, "2026-08-17", instance="spot"), spot=True)
     newer = replace(make_offer(0.6, "2026-09-01", instance="newer"), spot=True)  # 15 days later
     assert cheapest_offer("T4", [spot, newer]) == newer
     assert cheapest_offer("T4", [replace(spot, date="2026-08-18"), newer]) == replace(spot, date="2026-08-18")
     assert cheapest_offer("T4", [spot, make_offer(1.0, "2026-09-01")]) == spot  # on demand, the other kind
-
-
-def test_the_a10g_on_spot_has_the_price_of_2026() -> None:
     # Of 2025-03 there is one for $0.39, which once decided a recommendation.
     offer = known(cheapest_offer("A10G", with_spot_prices(load_offers())))
     assert (offer.instance, offer.usd_per_hour, offer.date[:4]) == ("g5.xlarge", 0.636, "2026")
 
 
-def test_regions_are_different_machines_unless_one_is_not_stated() -> None:
-    west = make_offer(2.0, "2025-01", region="west")
-    east = make_offer(1.0, "2026-01", region="east")
-    assert offers_for("T4", [west, east]) == (east, west)
-    anywhere = make_offer(1.5, "2026-02")
-    assert offers_for("T4", [west, east, anywhere]) == (anywhere,)
-
-
-def test_a_price_of_more_than_two_years_ago_is_not_current() -> None:
+def test_gpu_without_offers_or_with_offers_over_two_years_old_has_no_price() -> None:
     newest = make_offer(9.0, "2026-09-17", gpu="L4")
     old = make_offer(1.0, "2024-09-16")
     still_good = make_offer(2.0, "2024-09-17", instance="j")
     assert cheapest_offer("T4", [newest, old, still_good]) == still_good
     assert cheapest_offer("T4", [newest, old]) is None
     assert offers_for("T4", [newest, old]) == (old,)
-
-
-def test_a_gpu_without_offers_has_no_price() -> None:
     assert offers_for("Quadro-GP100") == ()
     assert cheapest_offer("Quadro-GP100") is None
     assert cheapest_offer("T4", []) is None
@@ -255,14 +240,11 @@ def test_duplicate_price_is_rejected(tmp_path: Path) -> None:
         load(tmp_path, GOOD.replace(line, line + "\n" + line))
 
 
-def test_a_machine_by_name_has_its_own_price_and_not_the_cheapest_one() -> None:
+def test_machine_by_name_has_its_own_price_or_the_cheapest_of_its_gpus() -> None:
     named = known(offer_for(layout_of("p5.48xlarge")))
     cheapest = offer_for(layout_of("8xH100-SXM-80GB"))
     assert (named.provider, named.instance) == ("AWS", "p5.48xlarge")
     assert known(cheapest).usd_per_hour < named.usd_per_hour
-
-
-def test_a_machine_without_a_listed_price_takes_the_cheapest_offer_of_its_gpus() -> None:
     assert machine_offer("g6.24xlarge", "L4") is None
     assert offer_for(layout_of("g6.24xlarge")) == offer_for(layout_of("4xL4"))
 
@@ -285,16 +267,13 @@ def test_single_gpu_rental_scales_with_number_of_gpus() -> None:
     assert whole.with_gpus(2) == whole
 
 
-def test_sold_out_machine_is_the_last_choice() -> None:
+def test_sold_out_machine_is_the_last_choice_and_shipped_prices_state_no_stock() -> None:
     sold_out = replace(make_offer(1.0, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, in_stock=False)
     free = replace(make_offer(1.2, "2026-11", provider="Racks", instance="rack"), in_stock=True)
     assert cheapest_offer("T4", [sold_out, free]) == free
     assert cheapest_offer("T4", [sold_out]) == sold_out
     # Where one is sold out, so are two; one that is free says nothing of two.
     assert [replace(sold_out, in_stock=one).with_gpus(2).in_stock for one in (False, True, None)] == [False, None, None]  # type: ignore[union-attr]
-
-
-def test_shipped_prices_state_no_stock() -> None:
     assert {offer.in_stock for offer in load_offers()} == {None}
 
 

@@ -39,9 +39,19 @@ OFFER = Offer(
 )
 
 
-def test_a_run_costs_its_hours_times_the_price_of_the_whole_machine() -> None:
+def test_run_costs_its_hours_times_the_users_or_the_offers_price() -> None:
     price = price_of(TWO_HOURS, T4, offers=[OFFER])
     assert (price.usd_per_hour, price.cost_usd) == (2.0, 4.0)
+    assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
+    by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
+    assert by_name.cost_usd == 8.0
+    assert by_name.offer == "your own price"
+    assert by_name.priced_on == date.today().isoformat()
+    offer = offer_for(T4, offers=[OFFER], usd_per_hour={"L4": 4.0})
+    assert offer is OFFER
+    nothing = price_of(TWO_HOURS, T4, offers=[])
+    assert (nothing.usd_per_hour, nothing.cost_usd, nothing.offer) == (None, None, None)
+    assert price_of(UNKNOWN, T4, offers=[OFFER]).cost_usd is None
 
 
 def test_charges_add_to_cost_of_run() -> None:
@@ -57,25 +67,6 @@ def test_charges_add_to_cost_of_run() -> None:
     assert three.endswith("20 min of setup, $3.00 for storage and transfer and at least 60 min of each machine.")
     with pytest.raises(InvalidArgumentError, match="storage_usd=-1 is out of range; expected a number of at least 0"):
         Charges(storage_usd=-1)
-
-
-def test_the_users_price_comes_first() -> None:
-    assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
-    by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
-    assert by_name.cost_usd == 8.0
-    assert by_name.offer == "your own price"
-    assert by_name.priced_on == date.today().isoformat()
-
-
-def test_a_price_for_another_gpu_leaves_the_listed_offer() -> None:
-    offer = offer_for(T4, offers=[OFFER], usd_per_hour={"L4": 4.0})
-    assert offer is OFFER
-
-
-def test_without_an_offer_or_a_length_the_cost_is_unknown() -> None:
-    nothing = price_of(TWO_HOURS, T4, offers=[])
-    assert (nothing.usd_per_hour, nothing.cost_usd, nothing.offer) == (None, None, None)
-    assert price_of(UNKNOWN, T4, offers=[OFFER]).cost_usd is None
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.inf, math.nan, {"T4": -2.0}])
@@ -124,22 +115,17 @@ def test_unknown_values_have_no_number() -> None:
     assert found.unmeasured_seconds is None
 
 
-def test_json_has_every_value_except_intervals() -> None:
+def test_json_has_every_value_except_intervals_and_predictions_can_be_copied() -> None:
     run = predict_run(STEP, Workload(training_iterations=10))
     prediction = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
     sizes = {f"{name}_bytes{end}" for name in ("allocated", "reserved", "process") for end in ("", "_low", "_high")}
     others = {"iteration", "cycle", "total", "remaining", "energy", "process"}
     assert {row.name for row in FIELDS} - others | sizes == set(prediction.as_dict())
     assert not any(isinstance(value, property) for value in vars(Prediction).values())
+    assert pickle.loads(pickle.dumps(prediction)) == prediction == copy.deepcopy(prediction)
 
 
 def test_each_value_has_a_description_and_at_most_one_logger_key() -> None:
     assert all(row.__doc__ for row in FIELDS)
     keys = [row.log for row in FIELDS if row.log is not None]
     assert len(keys) == len(set(keys))
-
-
-def test_a_prediction_can_be_pickled_and_copied() -> None:
-    run = predict_run(STEP, Workload(training_iterations=10))
-    prediction = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
-    assert pickle.loads(pickle.dumps(prediction)) == prediction == copy.deepcopy(prediction)

@@ -60,12 +60,17 @@ def test_yaml_offers_are_read_with_names_of_any_spelling(tmp_path: Path) -> None
     assert second.label == "Our cluster 7 spot (2026-10)"
 
 
-def test_yaml_list_may_use_merged_defaults(tmp_path: Path) -> None:
+def test_yaml_may_use_merged_defaults_and_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
     text = (
         "offers:\n  - &mine {provider: Us, instance: a, gpu: T4, usd_per_hour: 1, date: 2026-01-01}\n"
         "  - {<<: *mine, instance: b}\n"
     )
     assert [offer.instance for offer in read_offers(written(tmp_path, text))] == ["a", "b"]
+    with pytest.raises(
+        UnknownGpuError,
+        match=r"prices\.yaml, line 3: offers\['i'\]\.gpu is unknown: 'T44' is not a GPU .* nearest names are T4",
+    ):
+        read_offers(written(tmp_path, GOOD.replace("T4", "T44")))
 
 
 def test_a_region_leaves_offers_of_other_regions_out(tmp_path: Path) -> None:
@@ -124,14 +129,6 @@ def test_error_names_line_of_yaml(tmp_path: Path, old: str, new: str, message: s
 def test_error_without_line_names_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CatalogueError, match=re.escape(message)):
         read_offers(written(tmp_path, text))
-
-
-def test_yaml_with_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnknownGpuError,
-        match=r"prices\.yaml, line 3: offers\['i'\]\.gpu is unknown: 'T44' is not a GPU .* nearest names are T4",
-    ):
-        read_offers(written(tmp_path, GOOD.replace("T4", "T44")))
 
 
 @given(
@@ -209,15 +206,12 @@ def test_file_without_offers_is_rejected(name: str, text: str | None, message: s
         read_offers(path)
 
 
-def test_own_prices_come_first_and_others_keep_the_listed_ones(tmp_path: Path) -> None:
+def test_own_prices_come_first_unless_outdated(tmp_path: Path) -> None:
     own = read_offers(written(tmp_path, GOOD.replace("1.5", "99")))  # of a T4, dearer than any listed
     table = with_listed(own)
     assert cheapest_offer("T4", table) == own[0]
     assert cheapest_offer("L4", table) == cheapest_offer("L4")
     assert len(table) == 1 + sum(offer.gpu != "T4" for offer in load_offers())
-
-
-def test_outdated_own_prices_add_a_note(tmp_path: Path) -> None:
     own = read_offers(written(tmp_path, GOOD + GOOD.replace("T4", "L4").replace("2026-11-01", "2021-05-01")))
     assert cheapest_offer("L4", with_listed(own)) is None
     (note,) = outdated(own)

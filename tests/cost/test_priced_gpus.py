@@ -136,12 +136,9 @@ def test_the_kind_of_provider_is_part_of_the_recommendation() -> None:
     assert kind_of_provider("Somebody's garage") is None
 
 
-def test_every_provider_of_the_package_has_a_kind_or_is_a_private_one() -> None:
+def test_providers_are_selected_by_name_and_kind() -> None:
     unknown = {offer.provider for offer in load_offers() if kind_of_provider(offer.provider) is None}
     assert unknown <= {"In-house"}
-
-
-def test_offers_of_some_providers() -> None:
     chosen = from_providers(["lambda", "marketplace"])
     kinds = {offer.provider for offer in chosen}
     assert "Lambda" in kinds

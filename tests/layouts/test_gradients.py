@@ -65,12 +65,16 @@ def test_gradient_is_ready_after_last_backward_operation_of_its_module(
     assert has_backward(step) == bool(ready)
 
 
-def test_first_bucket_is_small_and_others_are_full_at_their_cap() -> None:
+def test_first_bucket_is_small_and_units_hold_their_parameters() -> None:
     # 0.5 + 0.5 MiB fill the first (1 MiB); 20 + 10 reach 25; 3 are left.
     sizes = [0.5, 0.5, 20, 10, 3]
     gradients = [Bucket(size * MEBIBYTE, position) for position, size in enumerate(sizes)]
     filled = list(buckets(gradients, cap_bytes=25 * MEBIBYTE))
     assert [(bucket.size_bytes / MEBIBYTE, bucket.ready_after) for bucket in filled] == [(1, 1), (30, 3), (3, 4)]
+    shapes = {"layers.0.weight": (8,), "layers.0.bias": (2,), "layers.1.weight": (4,), "head.weight": (1,)}
+    parameters = trace_with(shapes).parameters
+    assert unit_bytes(parameters) == {"layers.0": 40, "layers.1": 16, "": 4}
+    assert unit_bytes(parameters, "bfloat16") == {"layers.0": 20, "layers.1": 8, "": 2}
 
 
 @given(st.lists(st.floats(1, 1e9), max_size=30), st.floats(1, 1e9))
@@ -87,13 +91,6 @@ def test_buckets_hold_all_gradients_in_order(sizes: list[float], cap: float) -> 
 )
 def test_unit_ends_at_first_number(module: str, unit: str) -> None:
     assert unit_of(module) == unit
-
-
-def test_unit_holds_its_parameters_and_root_the_others() -> None:
-    shapes = {"layers.0.weight": (8,), "layers.0.bias": (2,), "layers.1.weight": (4,), "head.weight": (1,)}
-    parameters = trace_with(shapes).parameters
-    assert unit_bytes(parameters) == {"layers.0": 40, "layers.1": 16, "": 4}
-    assert unit_bytes(parameters, "bfloat16") == {"layers.0": 20, "layers.1": 8, "": 2}
 
 
 def test_units_follow_each_other_as_in_the_step() -> None:

@@ -118,14 +118,11 @@ def test_fsdp_gathers_each_unit_twice_and_scatters_it_once() -> None:
     assert across.communication_seconds > inside.communication_seconds  # all_reduces over machines
 
 
-def test_inference_has_no_communication() -> None:
+def test_inference_has_no_communication_and_parameters_are_needed() -> None:
     forward = replace(TRACE, operations=TRACE.operations[:2])
     prediction = on(8, "ddp", trace=forward, timed=timed_as([1.0, 1.0]))
     assert prediction.communication_seconds == 0
     assert prediction.seconds == pytest.approx(with_wait(2.0, 8, step=2.0), rel=1e-3)
-
-
-def test_trace_without_parameters_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"has no parameters.*Record it with lightning_predict\.capture"):
         on(2, "ddp", trace=replace(TRACE, parameters=()))
 

@@ -124,27 +124,28 @@ def test_slow_host_bounds_divided_step() -> None:
     assert prediction.seconds == pytest.approx(with_wait(0.8 * usual.device_seconds, 2), rel=0.03)
 
 
-def test_sequence_parallelism_divides_norms() -> None:
+def test_sequence_parallelism_divides_norms_and_machines_use_the_network() -> None:
     plain, shared = (step_on(2, f"tensor=2{more}", 2) for more in ("", ",sequence"))
     assert plain.device_seconds == pytest.approx(2 * (NORMS + 3.5) + UPDATE / 2, rel=NORMS_REL)
     assert shared.device_seconds == pytest.approx(2 * (NORMS / 2 + 3.5) + UPDATE / 2, rel=NORMS_REL)
     # A reduce_scatter and an all_gather carry half as much each as an all_reduce.
     both = [step_on(2, f"tensor=2{more}", 2, links=bus(STREAM_BYTES / 0.25)) for more in ("", ",sequence")]
     assert both[1].communication_seconds == pytest.approx(both[0].communication_seconds, rel=NORMS_REL)
-
-
-def test_tensor_parallelism_over_machines_uses_network() -> None:
     slow = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_second=STREAM_BYTES / 0.1)
     prediction = step_on(2, "tensor=4", Layout(A100, 2, 2), links=slow)
     # Four all_reduces over two machines, as a tree: the message once through the network.
     assert prediction.communication_seconds == pytest.approx(4 * 0.1, rel=0.01)
 
 
-def test_matmuls_hide_a_part_of_tensor_parallel_collectives() -> None:
+def test_overlap_hides_a_part_of_collectives_and_gradients() -> None:
     plain, hidden = (step_on(2, words, 2, links=bus(2**30)) for words in ("tensor=2", "tensor=2,overlap_tensor"))
     assert hidden.communication_seconds == pytest.approx(plain.communication_seconds)
     # One of two parts is exposed anyhow.
     assert plain.seconds - hidden.seconds == pytest.approx(TENSOR_HIDDEN * plain.communication_seconds / 2, rel=0.05)
+    links = bus(2 * WEIGHT_BYTES / 1.0)
+    overlapping, after = (step_on(2, f"ddp{more}", 2, links=links) for more in ("", ",overlap_grad_reduce=false"))
+    assert after.seconds - step_on(2, "ddp", 2).seconds == pytest.approx(OVERLAP_COSTS.slowdown * 1.0, rel=0.03)
+    assert overlapping.seconds < after.seconds
 
 
 # --- Context parallelism and recomputation
@@ -234,11 +235,18 @@ def test_pipeline_of_two_stages() -> None:
     assert slower.seconds - prediction.seconds == pytest.approx(5 * 0.1, rel=3e-2)
 
 
-def test_slowest_stage_limits_pipeline() -> None:
+def test_slowest_stage_limits_pipeline_and_zero_bubble_fills_it() -> None:
     # Three blocks in two stages, two of them in the first one: 7.3 and 3.65 s a micro-batch. The first one passes both,
     # the second one waits for the longer.
     prediction = step_on(3, "pipeline=2,micro_batches=2", 2)
     assert prediction.seconds == pytest.approx(with_wait((7.3 + 3.65 + 7.3 + UPDATE * 2 / 3), 2), rel=NORMS_REL)
+    # If a third of the time is the gradients of weights, a third of 1F1B's bubble is left.
+    strategy = parse_strategy("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
+    assert bubble_ratio(strategy, 1 / 3) == pytest.approx(1 / 3)
+    assert bubble_ratio(replace(strategy, schedule="1f1b"), 1 / 3) == 1
+    prediction = step_on(4, strategy, 2)
+    assert prediction.seconds <= step_on(4, "pipeline=2,micro_batches=4", 2).seconds
+    assert any("gradients of weights where a stage would wait" in note for note in prediction.notes)
 
 
 def test_interleaved_pipeline_has_half_the_bubble_and_more_transfers() -> None:
@@ -255,16 +263,6 @@ def test_interleaved_pipeline_has_half_the_bubble_and_more_transfers() -> None:
         step_on(4, f"{words},virtual=2{more}", 4, links=links).seconds for more in (",overlap_grad_reduce=false", "")
     )
     assert early < late
-
-
-def test_zero_bubble_pipeline_fills_bubble_with_weight_gradients() -> None:
-    # If a third of the time is the gradients of weights, a third of 1F1B's bubble is left.
-    strategy = parse_strategy("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
-    assert bubble_ratio(strategy, 1 / 3) == pytest.approx(1 / 3)
-    assert bubble_ratio(replace(strategy, schedule="1f1b"), 1 / 3) == 1
-    prediction = step_on(4, strategy, 2)
-    assert prediction.seconds <= step_on(4, "pipeline=2,micro_batches=4", 2).seconds
-    assert any("gradients of weights where a stage would wait" in note for note in prediction.notes)
 
 
 def test_micro_batches_without_pipeline_run_one_after_another() -> None:
@@ -294,13 +292,6 @@ def test_replicas_exchange_gradients_of_their_part(blocks: int, words: str, seco
     exchanged = both.communication_seconds - alone.communication_seconds
     assert exchanged == pytest.approx(OVERLAP_COSTS.slowdown * seconds, rel=1e-2)
     assert both.seconds > alone.seconds
-
-
-def test_gradients_after_backward_pass_do_not_overlap() -> None:
-    links = bus(2 * WEIGHT_BYTES / 1.0)
-    overlapping, after = (step_on(2, f"ddp{more}", 2, links=links) for more in ("", ",overlap_grad_reduce=false"))
-    assert after.seconds - step_on(2, "ddp", 2).seconds == pytest.approx(OVERLAP_COSTS.slowdown * 1.0, rel=0.03)
-    assert overlapping.seconds < after.seconds
 
 
 def test_zero_gathers_parameters_during_next_forward_pass() -> None:

@@ -28,21 +28,15 @@ STEP = simulate_timeline(launch_schedule(WORK, gpus=1), HostModel())
 ENDS = np.array([0.5, 1.0, 2.0])
 
 
-def test_segments_between_cuts() -> None:
+def test_segments_lie_between_cuts_and_grow_by_exposed_collectives() -> None:
     segments = StepSplitter(STEP, 0, ENDS).segments([1, 3])
     assert [segment[1] for segment in segments] == pytest.approx([1, 5, 4], abs=1e-3)
     assert segments[1] == pytest.approx(5 * ENDS, abs=1e-3)
     assert StepSplitter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
-
-
-def test_segment_without_cuts_is_the_whole_step() -> None:
     (whole,) = StepSplitter(STEP, 0, ENDS).segments([])
     assert whole == pytest.approx(10 * ENDS, abs=1e-3)
     (longer,) = StepSplitter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).segments([])
     assert longer == pytest.approx(10 * ENDS + [1.0, 2.0, 3.0], abs=2e-3)
-
-
-def test_exposed_collectives_lengthen_all_segments_except_the_last() -> None:
     # Three seconds over segments of one and five seconds: a half and two and a half more.
     segments = StepSplitter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).segments([1, 3])
     assert [segment[1] for segment in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)

@@ -199,11 +199,12 @@ def test_work_of_each_operation_follows_its_share(name: str) -> None:
     assert work(quarter) <= 0.55 * work(whole), (whole, quarter)
 
 
-def test_messages_of_divided_vocabulary() -> None:
+def test_vocabulary_messages_and_seconds_of_one_gpu_are_whole() -> None:
     stream = TOKENS * HIDDEN * 4
     # The looked-up rows; the input of the output layer, and three numbers a token of the loss.
     assert vocabulary_messages(LANGUAGE_MODEL, MODEL) == ([stream], [stream, 3 * TOKENS * 4])
     assert vocabulary_messages(TRACE, split_model(TRACE)) == ([], [])
+    assert sharded_seconds(1) == SECONDS
 
 
 @pytest.mark.parametrize(
@@ -248,10 +249,6 @@ def test_seconds_follow_share_of_work() -> None:
             assert quarter <= seconds <= 4 * quarter
         else:
             assert seconds == pytest.approx(quarter, rel=1e-6)
-
-
-def test_one_gpu_has_timed_seconds() -> None:
-    assert sharded_seconds(1) == SECONDS
 
 
 @settings(deadline=None, max_examples=20)

@@ -24,8 +24,11 @@ def graph(*kernels: float) -> HostOperation:
     return replace(work(*kernels), calls=(0,) * len(kernels))
 
 
-def test_example_file_is_marked_synthetic() -> None:
+def test_recorded_graph_is_synthetic_and_its_launch_is_measured() -> None:
     assert json.loads(FILE.read_text())["comment"].startswith("SYNTHETIC: written by hand")
+    _, own = recorded_host(import_trace(FILE)).overheads
+    assert own is not None
+    assert own.launch == pytest.approx(42e-6 / PROFILER_SLOWDOWN)
 
 
 def test_graph_is_one_operation_with_one_launch() -> None:
@@ -42,27 +45,15 @@ def test_graph_is_one_operation_with_one_launch() -> None:
     )
 
 
-def test_launch_of_graph_has_measured_host_time() -> None:
-    _, own = recorded_host(import_trace(FILE)).overheads
-    assert own is not None
-    assert own.launch == pytest.approx(42e-6 / PROFILER_SLOWDOWN)
-
-
-def test_kernels_of_one_launch_run_in_sequence() -> None:
+def test_kernels_of_one_launch_run_in_sequence_and_bound_the_device() -> None:
     # Launched at T1 + T2 + T4 = 8, started at 10, then 3 x 20; the host is done at 10.
     result = run(graph(20, 20, 20))
     assert microseconds(result) == pytest.approx(T1 + T2 + T4 + START + 60)
     assert result.host_seconds * 1e6 == pytest.approx(T1 + T2 + T4 + T3)
-
-
-def test_graph_of_short_kernels_is_device_bound() -> None:
     # 100 kernels of 2: 200 for the device. Single launches: T1 + T2 + T3 + 100 T4 + 99 T5 = 901 for the host.
     short = [2.0] * 100
     assert microseconds(run(graph(*short), steps=3)) == pytest.approx(200)
     assert microseconds(run(work(*short), steps=3)) == pytest.approx(T1 + T2 + T3 + 100 * T4 + 99 * T5)
-
-
-def test_two_graphs_in_one_operation_are_two_launches() -> None:
     both = HostOperation(
         name="op", phase="forward", seconds=np.full((1, 4), 1e-6), streams=(0,) * 4, calls=(0, 0, 1, 1)
     )

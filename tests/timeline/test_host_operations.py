@@ -21,16 +21,13 @@ def launching(
     return HostOperation(name=name, phase="forward", seconds=seconds, streams=(0,) * kernels, calls=calls, waits=waits)
 
 
-def test_schedule_lists_kernels_with_their_operation_and_launch() -> None:
+def test_schedule_lists_kernels_by_operation_launch_and_kind() -> None:
     schedule = launch_schedule([launching(2), launching(0), launching(1, waits=True), launching(1)], gpus=1)
     assert schedule.seconds.tolist() == [[1, 2, 1, 1]]
     assert schedule.owners.tolist() == [0, 0, 2, 3]
     assert schedule.calls.tolist() == [0, 1, 0, 0]
     assert schedule.waits == ((3, 3),)  # after three operations and three kernels
     assert launch_schedule([], gpus=3).seconds.shape == (3, 0)
-
-
-def test_schedule_shares_kinds_of_operations() -> None:
     schedule = launch_schedule([launching(1), launching(1), launching(2), launching(1, name="other")], gpus=1)
     assert schedule.kinds == ((None, "forward", 1, 0.0), (None, "forward", 2, 0.0))
     assert schedule.kind.tolist() == [0, 0, 1, 0]

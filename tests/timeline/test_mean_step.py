@@ -55,17 +55,11 @@ def iteration(seconds: float, **values: object) -> StepPrediction:
     return StepPrediction(**(defaults | values))  # type: ignore[arg-type]
 
 
-def test_most_frequent_kind_gets_the_remaining_share() -> None:
+def test_kinds_are_weighted_by_share_and_batches() -> None:
     assert [kind.share for kind in MIXED.kinds] == [0.8, 0.2]
     assert [kind.trace for kind in MIXED.kinds] == [ONE, SIX]
     assert [kind.share for kind in ONE.kinds] == [1.0]
-
-
-def test_weights_are_shares_if_kinds_have_equal_batches() -> None:
     assert weighted_kinds(MIXED) == ((ONE, SIX), (0.8, 0.2))
-
-
-def test_weights_keep_time_per_batch_if_kinds_differ_in_batches() -> None:
     # Three windows of one batch and one of two: 5 batches in 4 windows.
     mixed = replace(ONE, other_steps=(OtherStep(share=0.25, trace=replace(SIX, batches=2)),))
     _, weights = weighted_kinds(mixed)
@@ -100,19 +94,19 @@ def test_prediction_on_several_gpus_is_mean_of_kinds() -> None:
     assert mean.communication_seconds == pytest.approx(kinds[0].communication_seconds)
 
 
-def test_note_on_kinds_of_steps_appears_once() -> None:
+def test_measured_mean_note_and_fingerprint_depend_on_the_kinds() -> None:
+    assert measured_seconds(MIXED) == pytest.approx(0.8 * 2.0 + 0.2 * 12.0)
+    assert measured_seconds(ONE) == 2.0
+    untimed = replace(ONE, other_steps=(OtherStep(share=0.2, trace=replace(SIX, step_seconds=())),))
+    assert measured_seconds(untimed) is None
     sentence = "Iteration: the mean of 2 kinds of step that take turns, 80 % and 20 % of all steps."
     assert kinds_note(MIXED) == (sentence,)
     assert kinds_note(ONE) == ()
     noted = replace(MIXED, notes=("same",), other_steps=(OtherStep(share=0.2, trace=replace(SIX, notes=("same",))),))
     assert lp.predict(noted, ["T4"]).notes == ("same", sentence)
-
-
-def test_measured_step_is_mean_of_medians() -> None:
-    assert measured_seconds(MIXED) == pytest.approx(0.8 * 2.0 + 0.2 * 12.0)
-    assert measured_seconds(ONE) == 2.0
-    untimed = replace(ONE, other_steps=(OtherStep(share=0.2, trace=replace(SIX, step_seconds=())),))
-    assert measured_seconds(untimed) is None
+    other = replace(ONE, other_steps=(OtherStep(share=0.4, trace=SIX),))
+    assert len({fingerprint_of(ONE), fingerprint_of(MIXED), fingerprint_of(other)}) == 3
+    assert "secret" not in repr(anonymised(MIXED))
 
 
 def test_mean_of_steps_by_hand() -> None:
@@ -126,9 +120,14 @@ def test_mean_of_steps_by_hand() -> None:
     assert mean.notes == ("a", "b")
 
 
-def test_mean_of_one_step_is_that_step() -> None:
+def test_mean_of_one_step_is_that_step_and_of_checks_their_mean() -> None:
     step = iteration(5.0)
     assert mean_step([step], [1.0]) is step
+    short = SameGpuCheck(gpu="T4", measured_seconds=5.0, predicted_seconds=4.0, bound_by="host")
+    long = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
+    check = mean_check([short, long], [0.8, 0.2])
+    assert check == SameGpuCheck(gpu="T4", measured_seconds=14.0, predicted_seconds=11.2, bound_by="device")
+    assert mean_check([short, None], [0.8, 0.2]) is None
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
@@ -149,26 +148,9 @@ def test_verdicts_are_weighted_by_step_time(unit: float) -> None:
     assert found.critical_path == pytest.approx({"body": 0.75, "head": 0.25})
 
 
-def test_mean_of_same_gpu_checks() -> None:
-    short = SameGpuCheck(gpu="T4", measured_seconds=5.0, predicted_seconds=4.0, bound_by="host")
-    long = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
-    check = mean_check([short, long], [0.8, 0.2])
-    assert check == SameGpuCheck(gpu="T4", measured_seconds=14.0, predicted_seconds=11.2, bound_by="device")
-    assert mean_check([short, None], [0.8, 0.2]) is None
-
-
-def test_names_in_other_kinds_are_anonymised() -> None:
-    assert "secret" not in repr(anonymised(MIXED))
-
-
 def test_change_of_precision_applies_to_every_kind() -> None:
     half, one, six = (
         what_if("bf16-mixed", trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds
         for trace in (replace(MIXED, step_seconds=()), ONE, SIX)
     )
     assert half == pytest.approx(0.8 * one + 0.2 * six)
-
-
-def test_fingerprint_depends_on_kinds_of_steps() -> None:
-    other = replace(ONE, other_steps=(OtherStep(share=0.4, trace=SIX),))
-    assert len({fingerprint_of(ONE), fingerprint_of(MIXED), fingerprint_of(other)}) == 3

@@ -90,11 +90,14 @@ def test_profiler_slows_each_of_five_overheads() -> None:
     assert (python, waits) == ([0, 0], [False, False])
 
 
-def test_each_operation_has_its_own_time() -> None:
+def test_short_pauses_are_framework_time_and_each_operation_has_its_own() -> None:
     overheads = host(trace(launching(0), launching(30), launching(60, length=500), operation(570, 9)))[0]
     assert overheads[1].after_last_launch * 1e6 == pytest.approx(6 / SLOWER)
     assert overheads[2].after_last_launch * 1e6 == pytest.approx(486 / SLOWER)
     assert overheads[3].without_launch * 1e6 == pytest.approx(9 / SLOWER)
+    (_, own), python, _ = host(trace(launching(0), launching(20 + 0.9 * PYTHON_SECONDS * 1e6)))
+    assert python == [0, 0]
+    assert own.between_operations * 1e6 == pytest.approx(0.9 * PYTHON_SECONDS * 1e6 / SLOWER)
 
 
 def test_python_work_before_between_and_after_operations_counts() -> None:
@@ -106,12 +109,6 @@ def test_python_work_before_between_and_after_operations_counts() -> None:
     assert waits == [False, False]
     # Two operations of 20, in addition to the Python work.
     assert seconds_of(recorded) == pytest.approx(27_000 + 40 / SLOWER)
-
-
-def test_short_pause_is_framework_time() -> None:
-    (_, own), python, _ = host(trace(launching(0), launching(20 + 0.9 * PYTHON_SECONDS * 1e6)))
-    assert python == [0, 0]
-    assert own.between_operations * 1e6 == pytest.approx(0.9 * PYTHON_SECONDS * 1e6 / SLOWER)
 
 
 def test_wait_of_recorder_at_end_of_step_does_not_count() -> None:
@@ -182,12 +179,9 @@ def test_reading_a_device_value_waits_for_its_kernel() -> None:
     assert host(on_cpu)[2] == [False, False]
 
 
-def test_kernel_without_recorded_launch_takes_no_host_time() -> None:
+def test_kernels_without_recorded_launches_take_no_host_time() -> None:
     stray = Operation(name="unattributed", phase="other", kernels=(replace(kernel(0, 0), launch_seconds=None),))
     assert seconds_of(trace(launching(0), stray)) == pytest.approx(seconds_of(trace(launching(0))))
-
-
-def test_without_launches_python_work_counts_and_overheads_are_unknown() -> None:
     # CUPTI was not permitted: operations from 0 to 10 and from 30,010 to 30,020.
     measured = recorded_host(trace(operation(0, 10), operation(30_010, 10)))
     assert set(measured.overheads) == {None}

@@ -22,19 +22,13 @@ def cuda_trace(*steps: float, sizes: int = 1) -> Trace:
     return Trace(operations=(product(LARGE),) * sizes, device="cuda", recorder="profiler", step_seconds=steps)
 
 
-def test_check_predicts_gpu_in_use_from_shapes() -> None:
+def test_check_predicts_gpu_in_use_from_shapes_alone_or_not_at_all() -> None:
     check = known(same_gpu_check(cuda_trace(0.3, 0.25, 0.35), SMALL, MODELS))
     assert (check.gpu, check.measured_seconds, check.bound_by) == ("SMALL", 0.3, "device")
     assert check.predicted_seconds == pytest.approx(PREDICTED)
     assert check.error == pytest.approx(PREDICTED / 0.3 - 1)
-
-
-def test_check_ignores_measured_kernels() -> None:
-    check = same_gpu_check(measured_trace(0.51), SMALL, MODELS)
-    assert known(check).predicted_seconds == pytest.approx(PREDICTED)
-
-
-def test_check_needs_known_gpu_timed_step_and_uncompiled_code() -> None:
+    check = known(same_gpu_check(measured_trace(0.51), SMALL, MODELS))
+    assert check.predicted_seconds == pytest.approx(PREDICTED)
     trace = cuda_trace(0.3)
     assert same_gpu_check(trace, None, MODELS) is None
     assert same_gpu_check(replace(trace, step_seconds=()), SMALL, MODELS) is None
@@ -73,16 +67,13 @@ def test_host_is_corrected_by_whole_error() -> None:
     assert other.notes[0].startswith("Other GPUs: the host's time is corrected by a factor of 3.00, as the step takes")
 
 
-def test_measured_kernels_are_not_corrected() -> None:
+def test_measured_kernels_and_steps_without_a_check_are_not_corrected() -> None:
     trace = measured_trace(0.51)
     check = same_gpu_check(trace, SMALL, MODELS)
     work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.26, rel=1e-3)  # half of the kernel's 0.5, and the 10 ms beyond it
     assert not any(note.startswith("Other GPUs") for note in other.notes)
-
-
-def test_without_check_nothing_is_corrected() -> None:
     trace = cuda_trace()
     work = predict_work_times(trace, [BIG], origin=None, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=None, check=None)

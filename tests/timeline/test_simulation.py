@@ -85,10 +85,13 @@ def test_device_and_host_time_exclude_waits() -> None:
     np.testing.assert_allclose(result.busy[0] * 1e6, [1, 50])
 
 
-def test_each_gpu_is_simulated_separately() -> None:
+def test_gpus_and_streams_are_simulated_separately() -> None:
     both = HostOperation(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
     result = simulate_timeline(launch_schedule([both], gpus=2), HOST, steps=3)
     np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
+    main = (1, 7)
+    queues = [(gpu, stream) for gpu in (0, 1, 2) for stream in (0, 7, 20) if (gpu, stream) != main]
+    assert len({_number(queue, main) for queue in queues} | {COMPUTE_STREAM}) == len(queues) + 1
 
 
 def test_speed_equals_shorter_kernels() -> None:
@@ -125,12 +128,6 @@ def test_slower_device_never_shortens_step(operations: list[list[float]], slower
     fast = run(*(work(*kernels) for kernels in operations), steps=3)
     slow = run(*(work(*(kernel * slower for kernel in kernels)) for kernels in operations), steps=3)
     assert slow.seconds[0] >= fast.seconds[0] * (1 - 1e-9)
-
-
-def test_streams_of_several_gpus_have_distinct_numbers() -> None:
-    main = (1, 7)
-    queues = [(gpu, stream) for gpu in (0, 1, 2) for stream in (0, 7, 20) if (gpu, stream) != main]
-    assert len({_number(queue, main) for queue in queues} | {COMPUTE_STREAM}) == len(queues) + 1
 
 
 @pytest.mark.parametrize(("name", "launches", "kernels"), [("aten::mm", 3, 3), ("aten::view", 1, 0)])

@@ -42,20 +42,13 @@ def timed(*families: str, seconds: list[float], low: list[float], high: list[flo
     )
 
 
-def test_large_operation_is_device_bound() -> None:
+def test_large_operations_are_device_bound_and_tiny_ones_host_bound() -> None:
     trace = cpu_trace(product(LARGE))
     (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)  # the model's time holds the gap between kernels
     assert step.bound_by == "device"
     assert step.seconds <= step.device_seconds
     assert step.coverage == {"mlp": 1.0}
-
-
-def summands(work: WorkTimes) -> tuple[Interval[Array], tuple[str, ...], list[object]]:
-    return work.interval, work.families, [item.shapes for item in work.items]
-
-
-def test_tiny_operations_are_host_bound_on_any_gpu() -> None:
     trace = cpu_trace(*[product(TINY)] * 100)
     steps = predict_steps(trace, predict_work_times(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
     for step in steps:
@@ -63,33 +56,28 @@ def test_tiny_operations_are_host_bound_on_any_gpu() -> None:
         assert step.bound_by == "host"
         assert math.isclose(step.high_seconds, SLOWEST_HOST * step.seconds)
         assert step.seconds > step.device_seconds
+    trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
+    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.forward_seconds, step.device_seconds / 3)
 
 
-def test_errors_of_same_shape_add() -> None:
+def summands(work: WorkTimes) -> tuple[Interval[Array], tuple[str, ...], list[object]]:
+    return work.interval, work.families, [item.shapes for item in work.items]
+
+
+def test_errors_of_a_sum_are_common_by_shape_and_network() -> None:
     together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(*summands(together))
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
-
-
-def test_half_of_the_errors_of_two_shapes_is_common() -> None:
     work = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     other = replace(work.items[1], shapes=(operation_shape("linear", "float32", b=1, m=2, n=2, k=2),))
     low, high = interval_of_sum(*summands(replace(work, items=(work.items[0], other))))
     half = math.sqrt(0.37)  # half of 0.3² + 0.4² = 0.25 and half of (0.3 + 0.4)² = 0.49
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
-
-
-def test_a_quarter_of_the_errors_of_two_networks_is_common() -> None:
     apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(*summands(apart))
     half = math.sqrt(0.75 * 0.25 + 0.25 * 0.49)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
-
-
-def test_forward_time_excludes_backward_pass() -> None:
-    trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
-    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
-    assert math.isclose(step.forward_seconds, step.device_seconds / 3)
 
 
 def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: float = 0.5) -> Trace:
@@ -174,15 +162,12 @@ def test_note_and_doubt_if_assumed_host_may_be_bottleneck() -> None:
     assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # the time of a slow host, or of a slow device
 
 
-def test_note_on_emulated_dtype() -> None:
+def test_note_on_emulated_dtype_and_missing_float8_units() -> None:
     half = TensorInfo((4096, 4096), "bfloat16")
     trace = cpu_trace(product(half))
     old, new = predict_steps(trace, predict_work_times(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
     assert old.notes == ("No bfloat16 hardware: emulation is assumed.",)
     assert new.notes == ()
-
-
-def test_note_on_missing_float8_units() -> None:
     trace = cpu_trace(
         Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
     )

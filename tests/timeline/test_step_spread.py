@@ -28,11 +28,19 @@ from lightning_predict.uncertainty import (
 MODELS = kernel_models(gpu_names())
 
 
-def test_squares_of_both_parts_add() -> None:
+def test_squares_of_both_parts_of_fused_steps_and_of_several_gpus_add() -> None:
     # ln 0.8 = -0.2231, half of it and 0.3: sqrt(0.1116² + 0.3²) = 0.3201; ln 2 = 0.6931: sqrt(0.3466² + 0.3²) = 0.4584
     low, high = StepSpread(operations_factor=0.5, new_source=0.3).widened(0.8, 2.0)
     assert (low, high) == pytest.approx((math.exp(-0.3201), math.exp(0.4584)), rel=1e-4)
     assert UNCALIBRATED.widened(0.8, 2.0) == pytest.approx((0.8, 2.0))
+    # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
+    spread = StepSpread(operations_factor=0.0, new_source=0.3, fused=0.4)
+    assert spread.widened(0.8, 2.0, is_fused=True) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
+    assert spread.widened(0.8, 2.0) == pytest.approx((math.exp(-0.3), math.exp(0.3)))
+    # sqrt(0.12² + 0.16²) = 0.2 on a log scale
+    ends = on_several_gpus(2 * np.exp([-0.12, 0.0, 0.12]))
+    assert ends == pytest.approx(2 * np.exp([-0.2, 0.0, 0.2]))
+    assert on_several_gpus(np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
 
 
 @given(low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), wider=st.floats(1.01, 3.0))
@@ -42,24 +50,18 @@ def test_wider_interval_stays_wider(low: float, high: float, wider: float) -> No
     assert below[1] < below[0] <= 1 <= above[0] == above[1]
 
 
-def test_bundled_spread_has_both_parts() -> None:
+def test_spread_is_read_from_its_file_and_covers_the_sources(tmp_path: Path) -> None:
     spread = bundled_spread()
     assert 0.25 <= spread.operations_factor < 3
     assert 0.02 <= spread.new_source < 0.5
-
-
-def test_half_width_of_fused_steps_adds_as_a_square() -> None:
-    # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
-    spread = StepSpread(operations_factor=0.0, new_source=0.3, fused=0.4)
-    assert spread.widened(0.8, 2.0, is_fused=True) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
-    assert spread.widened(0.8, 2.0) == pytest.approx((math.exp(-0.3), math.exp(0.3)))
-
-
-def test_several_gpus_are_less_certain_than_one() -> None:
-    # sqrt(0.12² + 0.16²) = 0.2 on a log scale
-    ends = on_several_gpus(2 * np.exp([-0.12, 0.0, 0.12]))
-    assert ends == pytest.approx(2 * np.exp([-0.2, 0.0, 0.2]))
-    assert on_several_gpus(np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+    file = tmp_path / "whole_steps.json"
+    file.write_text(json.dumps({"spread": {"kept": "much"}}))
+    with pytest.raises(WeightsFormatError, match=r"spread\.kept"):
+        read_spread(file)
+    # Sources deviate by 0.111 as a whole, each time here by 5 %: exp(2 x sqrt(0.111² + (0.954 x 0.049)²)) = 1.27.
+    times = Interval.from_factor(np.ones((1, 3)), 1.0)
+    low, high = device_ends(times, ["linear"] * 3, [1, 2, 3], bundled_spread(), is_validated=np.ones(1, dtype=np.bool_))
+    assert 1.25 < float(high[0] / low[0]) < 1.3
 
 
 def end_above(own: Gpu) -> float:
@@ -75,17 +77,3 @@ def test_interval_is_wider_for_gpu_with_fewer_measurements(name: str) -> None:
     unseen = replace(own, name="UNMEASURED", measured_flops_per_second={})
     anchored = replace(unseen, measured_flops_per_second={"float32": 0.8 * own.peak_flops_per_second["float32"]})
     assert end_above(unseen) > end_above(anchored) > end_above(own)
-
-
-def test_file_without_spread_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "whole_steps.json"
-    file.write_text(json.dumps({"spread": {"kept": "much"}}))
-    with pytest.raises(WeightsFormatError, match=r"spread\.kept"):
-        read_spread(file)
-
-
-def test_interval_covers_spread_of_sources_with_same_gpu() -> None:
-    """Sources deviate by 0.111 as a whole, each time here by 5 %: exp(2 x sqrt(0.111² + (0.954 x 0.049)²)) = 1.27."""
-    times = Interval.from_factor(np.ones((1, 3)), 1.0)
-    low, high = device_ends(times, ["linear"] * 3, [1, 2, 3], bundled_spread(), is_validated=np.ones(1, dtype=np.bool_))
-    assert 1.25 < float(high[0] / low[0]) < 1.3

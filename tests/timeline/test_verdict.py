@@ -47,7 +47,7 @@ def test_verdict_by_hand(operations: list[HostOperation], bound_by: str, gain: f
     assert verdict.sentence == f"bound by the {bound_by}: a GPU twice as fast gains {100 * gain:.0f} %"
 
 
-def test_wait_longer_than_the_step_is_the_bottleneck() -> None:
+def test_bottleneck_is_a_long_wait_or_differs_by_gpu() -> None:
     (own,) = verdicts_of(work(100), work(30))
     shorter, longer = own.with_wait(100e-6, 130e-6), own.with_wait(390e-6, 130e-6)
     assert (shorter.bound_by, longer.bound_by) == ("device", "wait")
@@ -55,6 +55,8 @@ def test_wait_longer_than_the_step_is_the_bottleneck() -> None:
     assert longer.critical_path["(wait)"] == 0.75
     assert sum(longer.critical_path.values()) == pytest.approx(1)
     assert longer.sentence == "bound by the wait: a GPU twice as fast gains 12 %"
+    both = HostOperation(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
+    assert [verdict.bound_by for verdict in verdicts_of(both, gpus=2)] == ["device", "host"]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +78,6 @@ def test_critical_path_by_hand(kernels: list[tuple[float, str | None]], shares: 
     (verdict,) = verdicts_of(*operations)
     assert verdict.critical_path == pytest.approx(shares)
     assert list(verdict.critical_path) == list(shares)
-
-
-def test_each_gpu_has_its_verdict() -> None:
-    both = HostOperation(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    assert [verdict.bound_by for verdict in verdicts_of(both, gpus=2)] == ["device", "host"]
 
 
 LAYERS = [f"layers.{n}" for n in range(MAX_PARTS)]

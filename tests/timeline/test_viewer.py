@@ -21,7 +21,7 @@ def events(process: int) -> list[dict[str, object]]:
     return [event for event in content["traceEvents"] if event["ph"] == "X" and event["pid"] == process]
 
 
-def test_kernels_run_in_sequence() -> None:
+def test_kernels_run_in_sequence_in_named_processes() -> None:
     first, second = events(DEVICE_PROCESS)
     assert first["name"] == "aten::mm"
     # T1 + T2 + T4 = 11.9 us and 10 for the library until the first launch is made, 2 us until it starts; each product
@@ -29,6 +29,9 @@ def test_kernels_run_in_sequence() -> None:
     assert first["ts"] == pytest.approx(23.9)
     assert first["dur"] == pytest.approx(2 * 2 * 4096**3 / 1e12 * 1e6)
     assert second["ts"] == pytest.approx(23.9 + float(str(first["dur"])))
+    content = chrome_trace(TRACE, SMALL, origin=None, models=None)
+    names = [event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"]
+    assert names == ["host", "SMALL (predicted)"]
 
 
 def test_host_operations_do_not_overlap() -> None:
@@ -46,9 +49,3 @@ def test_host_of_a_gpu_with_nvlink_takes_as_long_as_in_its_prediction() -> None:
 
     usual = [SERVER_HOST * seconds for seconds in host_seconds("L4")]
     assert host_seconds("H100-SXM-80GB") == pytest.approx(usual, abs=1e-3)  # an event has three decimals of a us
-
-
-def test_processes_have_names() -> None:
-    content = chrome_trace(TRACE, SMALL, origin=None, models=None)
-    names = [event["args"]["name"] for event in content["traceEvents"] if event["ph"] == "M"]
-    assert names == ["host", "SMALL (predicted)"]

@@ -44,14 +44,11 @@ def seconds_of(shape: OperationShape, on: Gpu) -> float:
     return float(predict_operation_times([shape], [on], kernel_models((on.name,))).seconds[0, 0])
 
 
-def test_a_large_product_takes_as_long_as_its_measured_rate_says() -> None:
+def test_products_and_streams_take_as_long_as_their_measured_rates_say() -> None:
     product = OperationShape("bmm", "float16", (1, 8192, 8192, 8192))
     before, after = (seconds_of(product, on) for on in (A10, found().measured))
     # The network's share of the rate is the same, so that times follow the rates: 82.1 were assumed, 61 measured.
     assert after / before == pytest.approx(82.1 / 61, rel=0.1)
-
-
-def test_what_streams_follows_the_measured_memory() -> None:
     addition = OperationShape("add", "float32", (32768, 4096))
     before, after = (seconds_of(addition, on) for on in (A10, found().measured))
     assert after / before == pytest.approx(A10.dram_bytes_per_second / 550e9, rel=0.05)

@@ -108,12 +108,17 @@ def test_bad_arguments_are_named(preset: Any, minutes: float, tmp_path: Path) ->
         report_on_gpu(tmp_path / "report.json", preset=preset, minutes=minutes)
 
 
-def test_the_first_launch_that_waits_for_a_kernel_is_found() -> None:
+def test_first_waiting_launch_is_found_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
     ticks = [0.0]
     for launch in range(2000):
         ticks.append(ticks[-1] + (5e-3 if launch >= 1023 else 3e-6))
     assert first_wait(ticks, 4e-3) == 1023
     assert first_wait(ticks[:1000], 4e-3) is None
+    for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("LAUNCH_QUEUE", 10), ("QUEUED_SECONDS", 1e-9)):
+        as_cuda.setattr(module, name, value)
+    facts: Any = module._launch_queue(60.0)
+    assert 0 < facts["product_seconds"] < 1
+    assert set(facts) == {"product_seconds", "launches_before_a_wait"}
 
 
 @pytest.fixture
@@ -146,14 +151,6 @@ def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatc
         "weights and random numbers stay": True,
         "compiled code has kernels": False,
     }
-
-
-def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
-    for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("LAUNCH_QUEUE", 10), ("QUEUED_SECONDS", 1e-9)):
-        as_cuda.setattr(module, name, value)
-    facts: Any = module._launch_queue(60.0)
-    assert 0 < facts["product_seconds"] < 1
-    assert set(facts) == {"product_seconds", "launches_before_a_wait"}
 
 
 def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.MonkeyPatch) -> None:

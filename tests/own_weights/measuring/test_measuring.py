@@ -187,9 +187,13 @@ def test_bad_arguments_are_named(tmp_path: Path, dtypes: list[str], shapes: int)
         measure(tmp_path, dtypes=dtypes, shapes=shapes, device="cpu")
 
 
-def test_an_operation_without_a_benchmark_lists_the_others(tmp_path: Path) -> None:
+def test_table_of_an_earlier_release_and_operation_without_a_benchmark_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownOperationError, match=r"No benchmark for 'hough'; there are: adagrad, adam, .*softmax"):
         measure(tmp_path, operations=["hough"], device="cpu")
+    with gzip.open(tmp_path / "own_relu.csv.gz", "wt") as file:
+        file.write("gpu,op,dtype,rows,cols,latency_ms,warm_ms,source\nT4,relu,float32,1,16,1,1,own\n")
+    with pytest.raises(MeasurementTableError, match=r"has other columns .* Measure into another folder"):
+        measure(tmp_path, operations=["relu"], dtypes=["float32"], shapes=1, device="cpu")
 
 
 def by_graph(call: object, device: torch.device, **_: object) -> Timing:
@@ -261,13 +265,6 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatc
         assert rows_of(one) == rows_of(other)
 
 
-def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "own_relu.csv.gz", "wt") as file:
-        file.write("gpu,op,dtype,rows,cols,latency_ms,warm_ms,source\nT4,relu,float32,1,16,1,1,own\n")
-    with pytest.raises(MeasurementTableError, match=r"has other columns .* Measure into another folder"):
-        measure(tmp_path, operations=["relu"], dtypes=["float32"], shapes=1, device="cpu")
-
-
 def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others() -> None:
     shapes = shapes_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
     assert {(one.operation, one.dtype, one.calls) for one in shapes[:100]} == {("linear", "bfloat16", ("linear",))}
@@ -290,29 +287,23 @@ def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others()
         assert max(first) - min(first) > 0.8 * (max(sizes) - min(sizes))
 
 
-def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_shape() -> None:
-    shapes = shapes_by_worth(["linear"], ["float32"], 50, seed=0)
-    slow, fast = (estimate_seconds(shapes, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
-    assert slow > fast > 0
-    # Forward and backward, each at most its limit and its overhead.
-    assert slow <= 50 * 2 * (SHAPE_SECONDS + SECONDS_AROUND)
-    assert estimate_seconds(shapes, gpu("T4"), shape_seconds=0.01) < slow
-
-
-def test_repetitions_fit_into_the_seconds_of_a_shape() -> None:
+def test_repetitions_fit_the_seconds_of_a_shape_that_is_left_out_if_too_long() -> None:
     assert repetitions_that_fit(1e-3, replays=20, shape_seconds=2.0) == 20
     assert repetitions_that_fit(0.1, replays=20, shape_seconds=2.0) == 6  # 2 s, three kinds, 0.1 s each
     assert repetitions_that_fit(1.9, replays=20, shape_seconds=2.0) == 3
     assert repetitions_that_fit(0.0, replays=20, shape_seconds=2.0) == 20
-
-
-def test_a_shape_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
     large = shapes_by_worth(["linear"], ["float32"], 50, seed=0)[0]
     words = {"m": 2**17, "n": 2**17, "k": 2**17}  # 4.5e15 FLOP, 550 s at 8.1 TFLOP/s
     reason = run.reason_too_long(replace(large, parameters=words), gpu("T4"), 2.0)
     assert reason is not None
     assert reason.startswith("one call takes at least 5")
     assert reason.endswith("s, over the limit of 2 s a shape")
+    shapes = shapes_by_worth(["linear"], ["float32"], 50, seed=0)
+    slow, fast = (estimate_seconds(shapes, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
+    assert slow > fast > 0
+    # Forward and backward, each at most its limit and its overhead.
+    assert slow <= 50 * 2 * (SHAPE_SECONDS + SECONDS_AROUND)
+    assert estimate_seconds(shapes, gpu("T4"), shape_seconds=0.01) < slow
 
 
 @pytest.mark.parametrize(("minutes", "shape_seconds"), [(0.0, 2.0), (None, 0.0)])

@@ -28,29 +28,21 @@ def synthetic() -> dict[tuple[str, str, int], dict[int, list[float]]]:
     }
 
 
-def test_a_size_that_was_left_out_is_filled_in_from_the_shape_of_the_others() -> None:
+def test_missing_size_is_filled_in_and_a_curve_continues_as_the_next_ones() -> None:
     points = synthetic()
-    wanted = points["A", "all_reduce", 4].pop(2**20)[0]
+    inner = points["A", "all_reduce", 4].pop(2**20)[0]
+    last = {size: points["A", "all_reduce", 8].pop(size)[0] for size in (2**29, 2**30)}
     sizes, curves = fit_curves(points)
-    assert math.exp(curves["A", "all_reduce", 4][sizes.index(2**20)]) == pytest.approx(wanted, rel=0.1)
-
-
-def test_beyond_its_largest_size_a_curve_goes_on_as_the_next_ones_do() -> None:
-    points = synthetic()
-    wanted = {size: points["A", "all_reduce", 8].pop(size)[0] for size in (2**29, 2**30)}
-    sizes, curves = fit_curves(points)
-    for size, seconds in wanted.items():
+    assert math.exp(curves["A", "all_reduce", 4][sizes.index(2**20)]) == pytest.approx(inner, rel=0.1)
+    for size, seconds in last.items():
         assert math.exp(curves["A", "all_reduce", 8][sizes.index(size)]) == pytest.approx(seconds, rel=0.02)
 
 
-def test_repeated_measurements_are_averaged_and_curves_never_fall() -> None:
+def test_repeated_measurements_are_averaged_and_their_score_is_repeatable() -> None:
     points = {("A", "all_reduce", 2): {512: [1e-6, 4e-6], 1024: [1e-6]}}
     sizes, curves = fit_curves(points)
     assert sizes == [512, 1024]
     np.testing.assert_allclose(np.exp(curves["A", "all_reduce", 2]), [2e-6, 2e-6])
-
-
-def test_the_score_on_a_smooth_law_is_small_and_repeatable() -> None:
     first, second = score(synthetic()), score(synthetic())
     assert first.mean_error is not None
     assert first.mean_error < 0.1

@@ -35,23 +35,14 @@ def group_times(factor: float, scatter: float = 0.0) -> Group:
     return Group("T4", "own", batch, factor * predicted * noise, 0.0)
 
 
-def test_a_factor_that_all_rows_share_is_found_and_shrunk_towards_one() -> None:
+def test_factor_that_all_rows_share_is_shrunk_and_needs_many_long_rows() -> None:
     (fitted,) = measured_factors([group_times(3.0)], T4, kernel_models(("T4",)), seed=0).values()
     assert fitted.factor == pytest.approx(3.0 ** (fitted.rows / (fitted.rows + 1)))
     assert fitted.half_width == pytest.approx(math.log(3.0) / (fitted.rows + 1))  # the shrunk value
     assert 6 <= fitted.rows < len(ROWS)  # some are held out
-
-
-def test_scatter_around_the_prediction_is_no_factor() -> None:
     assert measured_factors([group_times(1.0, scatter=0.4)], T4, kernel_models(("T4",)), seed=0) == {}
-
-
-def test_few_rows_give_none() -> None:
     few = group_times(3.0).take(np.arange(len(ROWS)) < 5)
     assert measured_factors([few], T4, kernel_models(("T4",)), seed=0) == {}
-
-
-def test_short_rows_count_less_than_long_ones() -> None:
     group = replace(group_times(1.0), seconds=np.where(np.arange(len(ROWS)) < 9, 2e-6, 1e-3))
     residuals = np.where(np.arange(len(ROWS)) < 9, 2.0, 0.0)  # only the short ones are slower
     assert factor_of(residuals, group).factor == 1.0

@@ -28,18 +28,37 @@ def spread_group(rows: int, width: float, *, operation: str = "linear") -> Group
     return Group("SMALL", "synthetic", batch, reference_seconds(batch, [SMALL])[0] * 2 * np.exp(offset), 0.0)
 
 
-def test_error_equals_the_error_of_the_network() -> None:
+def test_error_is_the_networks_and_its_quantile_counts_one_row_more() -> None:
     timed = spread_group(50, 0.0)
     np.testing.assert_allclose(log_errors(network_specs()["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
+    errors, weights = np.arange(1, 100) / 100, np.ones(99)
+    # 99 rows: the 90th of 100, because the next row may be the worst.
+    assert weighted_quantile(errors, weights) == pytest.approx(0.9)
+    assert weighted_quantile(np.array([0.5]), np.ones(1)) == 0.5
+    heavy = np.where(errors < 0.5, 99.0, 1e-9)  # the small errors have all the weight
+    assert weighted_quantile(errors, heavy) < 0.5
+    with pytest.raises(MeasurementTableError, match=r"have 20 rows for 'matmul_single' .* at least 300.*linear, bmm"):
+        train_family(RECIPE, [group(SMALL, 20)], GPUS)
+    assert math.isfinite(UNMEASURED_HALF_WIDTH)
 
 
-def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:
+def test_width_holds_nine_tenths_of_unseen_rows_unless_calibration_is_harder() -> None:
     timed = spread_group(20_000, 0.4)
     width = interval_of({"SMALL": (HALF, [timed])}, RECIPE, GPUS, seed=0)["linear/float32"]
     assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|
     held_out = timed.take(split_rows(timed.batch.columns, seed=0).held_out)
     inside = np.abs(log_errors(RECIPE.family, HALF, held_out, SMALL)) <= width
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
+    easy = with_calibration_spread(spread_group(20_000, 0.4), 0.01)
+    width = interval_of({"SMALL": (HALF, [easy])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|; the calibration rows say 0.0036
+    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
+    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0)["linear/float32"]
+    assert width == pytest.approx(0.72, abs=0.02)
+    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
+    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0, are_strangers=True)["linear/float32"]
+    # One row in nine is spread by 0.8 and the others by 0.4: 0.9 = 8/9 min(w / 0.4, 1) + 1/9 w / 0.8 holds at w = 0.38.
+    assert width == pytest.approx(0.38, abs=0.01)
 
 
 def with_calibration_spread(group: Group, width: float) -> Group:
@@ -50,50 +69,16 @@ def with_calibration_spread(group: Group, width: float) -> Group:
     return Group(group.gpu, group.source, group.batch, right * np.exp(np.where(calibration, width, 1) * offset), 0.0)
 
 
-def test_where_easy_rows_calibrate_the_width_of_the_fitted_rows_stands() -> None:
-    easy = with_calibration_spread(spread_group(20_000, 0.4), 0.01)
-    width = interval_of({"SMALL": (HALF, [easy])}, RECIPE, GPUS, seed=0)["linear/float32"]
-    assert width == pytest.approx(0.36, abs=0.01)  # 90 % of |uniform(-0.4, 0.4)|; the calibration rows say 0.0036
-    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
-    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0)["linear/float32"]
-    assert width == pytest.approx(0.72, abs=0.02)
-
-
-def test_all_rows_calibrate_the_width_of_strangers() -> None:
-    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
-    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0, are_strangers=True)["linear/float32"]
-    # One row in nine is spread by 0.8 and the others by 0.4: 0.9 = 8/9 min(w / 0.4, 1) + 1/9 w / 0.8 holds at w = 0.38.
-    assert width == pytest.approx(0.38, abs=0.01)
-
-
-def test_each_operation_has_its_width_and_the_widest_serves_those_without() -> None:
+def test_operations_have_their_own_width_and_gpus_count_alike() -> None:
     wide, narrow = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
     widths = interval_of({"SMALL": (HALF, [wide, narrow])}, RECIPE, GPUS, seed=0)
     assert widths["bmm/float32"] == pytest.approx(0.009, abs=0.001)
     assert widths["*"] == widths["linear/float32"]
-
-
-def test_gpus_count_alike_however_many_rows_they_have() -> None:
     many, few = spread_group(20_000, 0.4), spread_group(2000, 0.0)
     tested = {"SMALL": (HALF, [many]), "BIG": (constant_network("matmul_single", utilisation=0.5, interval=1.0), [few])}
     width = interval_of(tested, RECIPE, GPUS, seed=0)["linear/float32"]
     # Half of the weight has no error: the 90 % quantile of all is the 80 % quantile of the other half.
     assert width == pytest.approx(0.8 * 0.4, abs=0.02)
-
-
-def test_the_conformal_quantile_counts_one_more_row_as_an_error() -> None:
-    errors, weights = np.arange(1, 100) / 100, np.ones(99)
-    # 99 rows: the 90th of 100, because the next row may be the worst.
-    assert weighted_quantile(errors, weights) == pytest.approx(0.9)
-    assert weighted_quantile(np.array([0.5]), np.ones(1)) == 0.5
-    heavy = np.where(errors < 0.5, 99.0, 1e-9)  # the small errors have all the weight
-    assert weighted_quantile(errors, heavy) < 0.5
-
-
-def test_too_few_rows_for_a_family_are_named() -> None:
-    with pytest.raises(MeasurementTableError, match=r"have 20 rows for 'matmul_single' .* at least 300.*linear, bmm"):
-        train_family(RECIPE, [group(SMALL, 20)], GPUS)
-    assert math.isfinite(UNMEASURED_HALF_WIDTH)
 
 
 def result(name: str, *rows: tuple[str, str]) -> Result:
@@ -116,18 +101,12 @@ def test_a_source_deviates_by_the_median_of_its_steps() -> None:
     assert deviations(step_errors([page, few], fused=True)) == {"page": pytest.approx(math.log(1.5))}
 
 
-def test_the_worst_source_does_not_widen_the_others() -> None:
+def test_source_is_compared_with_the_others_without_the_worst() -> None:
     # sqrt((0.1² + 0.1²) / 2) = 0.1, times 1.645
     assert half_width([0.1, -0.1, 2.0]) == pytest.approx(0.1645, rel=1e-3)
-
-
-def test_a_source_is_compared_with_the_others_alone() -> None:
     # The half width of three sources at 0.1 is 0.1645; of 0.1, 0.1 and -0.329 it is the same, the worst left out.
     far = left_out({"a": 0.1, "b": 0.1, "c": 0.1, "far": -0.329})
     assert far == {"a": 0.61, "b": 0.61, "c": 0.61, "far": -2.0}
-
-
-def test_a_source_is_covered_by_the_width_that_the_others_select() -> None:
     # Three steps at 0.1 inside exp(2 x 0.12); without the shipped part of 0.1, their own is sqrt(0.12² - 0.1²) = 0.066.
     # The others' medians of 0.05 select 1.645 x 0.05 = 0.082, together 0.106: still inside. At 0.11, it is outside.
     others = {name: [StepError(0.05, 0.12)] * 3 for name in ("a", "b", "c")}

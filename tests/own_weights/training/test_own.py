@@ -69,20 +69,14 @@ def test_manifest_lists_measured_operations(tuned: tuple[Path, tuple[OwnScore, .
     assert entry.rows > MIN_OWN_ROWS
 
 
-def test_too_few_rows_say_what_to_measure(tmp_path: Path) -> None:
+def test_tables_without_enough_rows_of_a_known_gpu_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementTableError, match=r"`lightning-predict measure`.*python -m benchmarks.training"):
+        briefly(tmp_path, tmp_path / "weights")
     write_own_table(tmp_path, [gpu("T4")], rows=5)
     with pytest.raises(MeasurementTableError, match=r"Most rows are of matmul_single: \d. Measure more"):
         briefly(tmp_path, tmp_path / "weights")
-
-
-def test_a_gpu_that_the_catalogue_does_not_have_is_named(tmp_path: Path) -> None:
     write_own_table(tmp_path, [SMALL], rows=10)
     with pytest.raises(MeasurementTableError, match=r"is in the catalogue by its name: SMALL"):
-        briefly(tmp_path, tmp_path / "weights")
-
-
-def test_a_folder_without_tables_of_ones_own_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementTableError, match=r"`lightning-predict measure`.*python -m benchmarks.training"):
         briefly(tmp_path, tmp_path / "weights")
 
 

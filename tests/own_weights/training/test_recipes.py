@@ -29,7 +29,7 @@ def measured(rows: int, *, source: str = "own", dtype: str = "bfloat16") -> Grou
     return Group("SMALL", source, batch, 3 * reference_seconds(batch, [SMALL])[0], 0.0)
 
 
-def test_a_recipe_takes_its_operations_dtypes_and_sources() -> None:
+def test_recipe_takes_its_operations_dtypes_and_sources_and_has_its_kin() -> None:
     tensor, single = RECIPES["convolution_tensor"], RECIPES["convolution"]
     assert tensor.serves(measured(1))
     assert tensor.serves(measured(1, dtype="tf32"))
@@ -37,9 +37,6 @@ def test_a_recipe_takes_its_operations_dtypes_and_sources() -> None:
     assert not tensor.serves(measured(1, dtype="float32"))
     assert single.serves(measured(1, source="deepbench", dtype="float32"))
     assert not single.serves(measured(1))
-
-
-def test_every_family_has_a_recipe_and_its_kin_share_its_features() -> None:
     assert set(RECIPES) == set(network_specs())
     for name, recipe in RECIPES.items():
         assert recipe.family is network_specs()[name]
