@@ -22,7 +22,7 @@ from lightning_predict.base.errors import InvalidArgumentError, LightningPredict
 from lightning_predict.base.files import cache_folder, named_file
 from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
 from lightning_predict.record.imports import load_step
-from lightning_predict.record.named_models.names import shipped
+from lightning_predict.record.named_models.names import parse_model_name
 from lightning_predict.record.trace import Trace
 
 RECORDED_SUFFIXES: Final = (".json", ".gz", ".pt", ".trace")
@@ -154,7 +154,7 @@ def _keep(trace: Trace, file: Path) -> None:
 
 def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
     """Return the file of a step in the cache; None if the step depends on files that are not looked at here."""
-    library, _, name = source.partition(":")
+    library = source.partition(":")[0]
     path = Path(source)
     content = ""
     if path.exists():
@@ -162,7 +162,7 @@ def _cached_file(source: str, given: Mapping[str, Any]) -> Path | None:
         content = "".join(file.read_text(encoding="utf-8", errors="replace") for file in places)
     elif library in ("hf", "diffusers"):
         try:
-            shipped(library, name)
+            content = json.dumps(parse_model_name(source).configuration)
         except InvalidArgumentError:  # the library may have a configuration of its own
             return None
     # Without folders and bytecode: Python writes `__pycache__` during the first recording.

@@ -19,6 +19,7 @@ from lightning_predict.base.model_options import ModelOptions
 from lightning_predict.cli import main
 from lightning_predict.record import sources
 from lightning_predict.record.named_models import built, step, transformers_models
+from lightning_predict.record.named_models.names import ModelName
 from lightning_predict.record.sources import step_of_source
 from lightning_predict.record.trace import Trace
 
@@ -282,6 +283,34 @@ def test_adapters_of_a_denoiser_are_trained_and_its_encoders_are_said(tmp_path: 
     assert len(whole.operations) > 2 * len(alone.operations)
 
 
+_DENOISER = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("FluxTransformer2DModel", _DENOISER | {"in_channels": 64, "axes_dims_rope": [4, 6, 6]}),
+        ("Flux2Transformer2DModel", _DENOISER | {"in_channels": 64, "axes_dims_rope": [4, 4, 4, 4]}),
+        ("ChromaTransformer2DModel", _DENOISER | {"in_channels": 64, "axes_dims_rope": [4, 6, 6]}),
+        ("QwenImageTransformer2DModel", _DENOISER | {"axes_dims_rope": [4, 6, 6]}),
+        ("ZImageTransformer2DModel", {"dim": 32, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "axes_dims": [4, 6, 6]}),
+    ],
+)
+def test_image_of_a_denoiser_is_a_token_for_two_latents_by_two(
+    tmp_path: Path, kind: str, own: dict[str, object]
+) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    if not hasattr(diffusers, kind):
+        pytest.skip("this release of diffusers has no such class")
+    own = {key: value for key, value in own.items() if not (key == "num_single_layers" and kind.startswith("Qwen"))}
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": kind} | own), encoding="utf-8")
+    trace = lp.step_of(str(tmp_path), batch_size=2, image_size=128, length=32)
+    assert "2 latents of 16 x 16" in trace.notes[0]
+    shapes = {tensor.shape for operation in trace.operations for tensor in operation.inputs}
+    assert any(64 in shape[:-1] for shape in shapes)  # 8 x 8 tokens
+    assert any(operation.phase == "backward" for operation in trace.operations)
+
+
 def test_video_has_as_many_latents_as_its_frames_and_pixels_make(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     wan = {"_class_name": "WanTransformer3DModel", "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16}
@@ -408,6 +437,44 @@ def test_missing_length_is_refused_before_transformers_is_imported(monkeypatch: 
     monkeypatch.setattr(transformers_models, "library", lambda name, *, needed_for: pytest.fail(f"imports {name}"))
     with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=1024\."):
         lp.step_of("hf:gpt2")
+
+
+def test_defaults_of_a_class_are_not_those_of_a_model_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    for text, is_so in (("hf:owner/Some-120M", True), ("hf:owner/Some-7B", False)):  # GPT-2 has 124 million
+        default = ModelName(
+            text=text, library="hf", name=text[3:], configuration={"model_type": "gpt2"}, is_default=True
+        )
+        monkeypatch.setattr(step, "parse_model_name", lambda _, default=default: default)
+        if is_so:
+            assert "defaults of its class in transformers, which have as many" in lp.step_of(text, length=8).notes[0]
+        else:
+            with pytest.raises(InvalidArgumentError, match="The configuration of owner/Some-7B does not ship"):
+                lp.step_of(text, length=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lraspp_mobilenet_v3_large", "2 images of 64 x 64"),
+        ("r3d_18", "2 videos of 16 frames of 64 x 64"),
+        ("resnet18", "2 images of 64 x 64"),
+    ],
+)
+def test_torchvision_trains_classifiers_of_images_pixels_and_videos(name: str, words: str) -> None:
+    pytest.importorskip("torchvision")
+    trace = lp.step_of(f"torchvision:{name}", batch_size=2, image_size=64)
+    assert words in trace.notes[0]
+    labels = {tensor.shape for one in trace.operations for tensor in one.inputs if tensor.dtype == "int64"}
+    assert (2, 64, 64) in labels if "lraspp" in name else (2,) in labels
+    with pytest.raises(InvalidArgumentError, match="classifies no images, pixels or videos"):
+        lp.step_of("torchvision:retinanet_resnet50_fpn")
+
+
+def test_batch_of_one_that_cannot_be_normalized_names_what_works() -> None:
+    pytest.importorskip("torchvision")
+    with pytest.raises(CaptureError, match="Give batch_size=2 or more"):
+        lp.step_of("torchvision:deeplabv3_resnet50", image_size=64)
 
 
 def test_first_positions_of_roberta_are_those_of_padding(tmp_path: Path) -> None:

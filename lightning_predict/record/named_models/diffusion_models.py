@@ -33,6 +33,11 @@ CLASSES: Final[Mapping[str, int]] = {
     "DiTTransformer2DModel": 0,
     "SD3Transformer2DModel": 333,
     "FluxTransformer2DModel": 512,
+    "Flux2Transformer2DModel": 512,
+    "ChromaTransformer2DModel": 512,
+    "QwenImageTransformer2DModel": 512,
+    "ZImageTransformer2DModel": 512,
+    "AuraFlowTransformer2DModel": 256,
     "PixArtTransformer2DModel": 120,
     "SanaTransformer2DModel": 300,
     "WanTransformer3DModel": 512,
@@ -63,7 +68,8 @@ def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
     with on_meta(dtype):
         model = getattr(diffusers, kind).from_config(dict(content))
         inputs, size = _batch(model, options)
-        target = torch.zeros_like(inputs["sample" if "sample" in inputs else "hidden_states"])
+        noised = next(inputs[part] for part in ("sample", "hidden_states", "x") if part in inputs)
+        target = torch.zeros_like(torch.stack(noised) if isinstance(noised, list) else noised)
     details = []
     if options.checkpointing:
         model.enable_gradient_checkpointing()
@@ -76,7 +82,7 @@ def diffusers_step(name: ModelName, options: StepOptions) -> NamedStep:
     model.train()
     words = f"{counted(options.batch_size, 'latent')} of {size} x {size}"
     if kind in _VIDEOS:
-        usual, _, pixels, edges = _VIDEOS[kind]
+        usual, _, pixels, edges = _video(model)
         height, width = ((options.image_size or edge) // pixels * pixels for edge in edges)
         frames = options.frames or usual
         words = f"{counted(options.batch_size, 'video')} of {counted(frames, 'frame')} of {height} x {width}"
@@ -91,17 +97,12 @@ def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     pixels = _PIXELS.get(kind, 8)
     size = (options.image_size or config.get("sample_size", _FLUX_LATENTS) * pixels) // pixels
     length, times = options.length or CLASSES[kind], torch.zeros((batch,), dtype=torch.long)
-    if kind == "FluxTransformer2DModel":
-        places = (size // 2) ** 2  # a token is two latents by two
-        flux = {
-            "hidden_states": torch.zeros((batch, places, config.in_channels)),
-            "timestep": torch.zeros((batch,)),
-            "encoder_hidden_states": torch.zeros((batch, length, config.joint_attention_dim)),
-            "pooled_projections": torch.zeros((batch, config.pooled_projection_dim)),
-            "img_ids": torch.zeros((places, 3)),
-            "txt_ids": torch.zeros((length, 3)),
-        }
-        return flux | ({"guidance": torch.zeros((batch,))} if config.guidance_embeds else {}), size
+    if kind.startswith(("Flux", "Chroma", "QwenImage")):
+        return _packed(config, batch, size, length), size
+    if kind == "ZImageTransformer2DModel":
+        images = torch.zeros((batch, config.in_channels, 1, size, size))
+        texts = torch.zeros((batch, length, config.cap_feat_dim))
+        return {"x": [*images], "t": torch.zeros((batch,)), "cap_feats": [*texts]}, size
     latents = torch.zeros((batch, config.in_channels, size, size))
     if kind == "DiTTransformer2DModel":
         return {"hidden_states": latents, "timestep": times, "class_labels": times}, size
@@ -123,6 +124,23 @@ def _batch(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     return inputs, size
 
 
+def _packed(config: Any, batch: int, size: int, length: int) -> dict[str, Any]:
+    """Return a batch of latents as tokens, each of two latents by two, with the places of images and texts."""
+    places, axes = (size // 2) ** 2, len(config.axes_dims_rope)
+    inputs: dict[str, Any] = {
+        "hidden_states": torch.zeros((batch, places, config.in_channels)),
+        "timestep": torch.zeros((batch,)),
+        "encoder_hidden_states": torch.zeros((batch, length, config.joint_attention_dim)),
+    }
+    if config.get("zero_cond_t") is not None:  # Qwen-Image
+        inputs["img_shapes"] = [[(1, size // 2, size // 2)]] * batch
+    else:
+        inputs |= {"img_ids": torch.zeros((places, axes)), "txt_ids": torch.zeros((length, axes))}
+    if config.get("pooled_projection_dim"):
+        inputs["pooled_projections"] = torch.zeros((batch, config.pooled_projection_dim))
+    return inputs | ({"guidance": torch.zeros((batch,))} if config.get("guidance_embeds") else {})
+
+
 _VIDEOS: Final[Mapping[str, tuple[int, int, int, tuple[int, int]]]] = {
     "WanTransformer3DModel": (81, 4, 8, (480, 832)),
     "HunyuanVideoTransformer3DModel": (129, 4, 8, (720, 1280)),
@@ -132,10 +150,18 @@ _VIDEOS: Final[Mapping[str, tuple[int, int, int, tuple[int, int]]]] = {
 """Frames by default, frames and pixels (along each edge) per latent, and default height and width of each pipeline."""
 
 
+_WAN_5B: Final = (121, 4, 16, (704, 1280))
+"""The same for Wan 2.2's model of 5 B, whose autoencoder makes 48 channels."""
+
+
+def _video(model: Any) -> tuple[int, int, int, tuple[int, int]]:
+    return _WAN_5B if model.config.in_channels == 48 else _VIDEOS[type(model).__name__]
+
+
 def _videos(model: Any, options: StepOptions) -> tuple[dict[str, Any], int]:
     """Return a batch of noised latents of videos as arguments of the model, and the height of the latents."""
     config, batch, kind = model.config, options.batch_size, type(model).__name__
-    usual, frames_each, pixels, edges = _VIDEOS[kind]
+    usual, frames_each, pixels, edges = _video(model)
     height, width = ((options.image_size or edge) // pixels for edge in edges)
     frames, length = ((options.frames or usual) - 1) // frames_each + 1, options.length or CLASSES[kind]
     text_width = config.get("text_dim") or config.get("text_embed_dim") or config.get("caption_channels")
@@ -232,7 +258,8 @@ def _squared_error(
 ) -> Callable[[], Tensor]:
     def loss() -> Tensor:
         encode()
-        sample: Tensor = model(**inputs).sample
+        output = model(**inputs).sample
+        sample: Tensor = torch.stack(output) if isinstance(output, list) else output
         # DiT and PixArt also predict a variance, which only other losses train; inpainting reads more than it predicts
         channels = min(sample.shape[1], target.shape[1])
         return functional.mse_loss(sample[:, :channels].float(), target[:, :channels].float())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.named_models.built import NamedStep, counted, dtype_of_model, library, on_meta
 from lightning_predict.record.named_models.names import ModelName
 from lightning_predict.record.named_models.options import StepOptions
+
+_FRAMES: Final = 16
+"""Frames of a clip, as in torchvision's reference script for video classification."""
 
 
 def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
@@ -45,20 +49,23 @@ def torchvision_step(name: ModelName, options: StepOptions) -> NamedStep:
     models = torchvision.models
     if name.name not in models.list_models():
         raise InvalidArgumentError(_unknown(name, models.list_models(), "torchvision", torchvision.__version__))
-    if name.name not in models.list_models(module=models):
+    segmenters, videos = (models.list_models(module=part) for part in (models.segmentation, models.video))
+    if name.name not in (*models.list_models(module=models), *segmenters, *videos):
         raise InvalidArgumentError(
-            f"{name.text} is no image classifier; only these can be named, so far. Record your own step with "
-            "lp.capture."
+            f"{name.text} classifies no images, pixels or videos; only such models can be named, so far. Record your "
+            "own step with lp.capture."
         )
     if options.checkpointing:
         raise InvalidArgumentError("checkpointing: models of torchvision have none; leave it out.")
-    weights = models.get_model_weights(name.name).DEFAULT
+    usual = models.get_model_weights(name.name).DEFAULT.transforms()
+    own: dict[str, int | None] = {"weights_backbone": None} if name.name in segmenters else {}
     has_size = name.name.startswith("vit_")
-    own = {"image_size": options.image_size} if has_size and options.image_size else {}
+    own |= {"image_size": options.image_size} if has_size and options.image_size else {}
     with on_meta(dtype_of_model(options)):
         model = models.get_model(name.name, weights=None, **own)
-    size = options.image_size or (model.image_size if has_size else weights.transforms().crop_size[0])
-    return _classifier(model, (3, size, size), options, [])
+    size = options.image_size or (model.image_size if has_size else getattr(usual, "crop_size", usual.resize_size)[0])
+    frames = (options.frames or _FRAMES,) if name.name in videos else ()
+    return _classifier(model, (3, *frames, size, size), options, [], has_pixels=name.name in segmenters)
 
 
 def _unknown(name: ModelName, known: Sequence[str], library_name: str, version: str) -> str:
@@ -75,21 +82,33 @@ def _without_lora(name: ModelName, options: StepOptions) -> None:
 
 
 def _classifier(
-    model: nn.Module, shape: tuple[int, int, int], options: StepOptions, details: Sequence[str]
+    model: nn.Module, shape: tuple[int, ...], options: StepOptions, details: Sequence[str], *, has_pixels: bool = False
 ) -> NamedStep:
-    """Return a classifier with a batch and a cross-entropy loss, which includes the losses of auxiliary outputs."""
+    """Return a classifier with a batch and a cross-entropy loss, which includes the losses of auxiliary outputs.
+
+    Args:
+        model: The model.
+        shape: Channels, frames of a video, height, width.
+        options: Settings of the step.
+        details: Phrases that describe the step.
+        has_pixels: Whether each pixel has a class.
+    """
+    _, *frames, height, width = shape
     with on_meta(dtype_of_model(options)):
         images = torch.zeros((options.batch_size, *shape))
-        labels = torch.zeros((options.batch_size,), dtype=torch.long)
+        labels = torch.zeros((options.batch_size, *((height, width) if has_pixels else ())), dtype=torch.long)
     model.train()
-    words = f"{counted(options.batch_size, 'image')} of {shape[1]} x {shape[2]}"
+    kind = f"video{'s'[: options.batch_size - 1]} of {frames[0]} frames" if frames else None
+    words = f"{options.batch_size:,} {kind}" if kind else counted(options.batch_size, "image")
+    words += f" of {height} x {width}"
     return NamedStep(model=model, loss=_cross_entropy(model, images, labels), batch=words, details=tuple(details))
 
 
 def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     def loss() -> Tensor:
         output = model(images)
-        outputs = (output,) if isinstance(output, Tensor) else tuple(tensor for tensor in output if tensor is not None)
+        several = output.values() if isinstance(output, Mapping) else output  # a mapping for segmentation
+        outputs = (output,) if isinstance(output, Tensor) else tuple(one for one in several if one is not None)
         total = functional.cross_entropy(outputs[0], labels)
         for auxiliary in outputs[1:]:
             total = total + functional.cross_entropy(auxiliary, labels)

@@ -141,9 +141,9 @@ def _names_model(name: ModelName, kind: type[LightningPredictError], fails: str)
     except LightningPredictError:
         raise
     except Exception as error:
-        raise kind(
-            f"{name.text} {fails} ({type(error).__name__}: {error}). Record your own step with lp.capture."
-        ) from error
+        needs_two = "more than 1 value per channel" in str(error)  # batch normalization after global pooling
+        advice = "Give batch_size=2 or more" if needs_two else "Record your own step with lp.capture"
+        raise kind(f"{name.text} {fails} ({type(error).__name__}: {error}). {advice}.") from error
 
 
 def _optimizers(kind: OptimizerKind, model: nn.Module) -> list[torch.optim.Optimizer]:
