@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.checked import Checked, read_toml
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.cost.grids import PowerGrid, grid_of
+from lightning_predict.cost.energy import PowerGrid, grid_of
 from lightning_predict.cost.offers import Offer, from_providers, load_offers, read_offers
 from lightning_predict.cost.prediction import Charges, UserPrice, offer_for
 from lightning_predict.cost.price_files import outdated, with_listed, with_spot_prices

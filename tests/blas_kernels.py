@@ -23,10 +23,10 @@ from lightning_predict.kernels.operations import operation_spec
 from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.layout_search.ranking import best_layouts
 from lightning_predict.layouts.strategy import parse_strategy
+from lightning_predict.planning.files import times_of_trace
 from lightning_predict.planning.problem import Job, Limits, MachineType, PlanningProblem
 from lightning_predict.planning.queues import QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
-from lightning_predict.planning.times import times_of_trace
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table_rows import folded_gpus
 from lightning_predict.run.workload import Workload

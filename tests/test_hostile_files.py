@@ -30,8 +30,7 @@ from lightning_predict.record.named_models.names import parse_model_name
 from lightning_predict.record.trace import Kernel, Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
-from lightning_predict.weights.files import read_weights, write_weights
-from lightning_predict.weights.manifest import parse_manifest
+from lightning_predict.weights.files import parse_manifest, read_weights, write_weights
 from tests.cost.test_offers import GOOD
 from tests.cost.test_price_files import CSV_OFFERS, TWO_OFFERS
 from tests.hardware.test_catalogue import write_catalogue

@@ -25,8 +25,16 @@ from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import network_specs as families_of_networks
 from lightning_predict.own_weights.training.networks import with_constants_in_bias
 from lightning_predict.own_weights.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, Group
-from lightning_predict.weights.files import read_weights, sha256, write_weights
-from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.files import (
+    MANIFEST_NAME,
+    HeldOutError,
+    Manifest,
+    ManifestEntry,
+    file_name,
+    read_weights,
+    sha256,
+    write_weights,
+)
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 
 HEADINGS = ("operation", "dtype", "GPU", "rows", "median %", "mean %", "in interval %")

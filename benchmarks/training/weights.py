@@ -31,7 +31,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels, kernel_models
 from lightning_predict.own_weights.training.tables import Group, split_rows
 from lightning_predict.own_weights.training.tuning import gpus_of
-from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name
+from lightning_predict.weights.files import HeldOutError, Manifest, file_name
 from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_predict.assumptions import Assumptions, Skew
 from lightning_predict.base.answers import CommandAnswer, json_value, sentences
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.cost.grids import PowerGrid
+from lightning_predict.cost.energy import PowerGrid
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import PowerSupply
 from lightning_predict.cost.priced_gpus import layouts_to_predict

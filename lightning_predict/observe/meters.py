@@ -38,7 +38,7 @@ from lightning_predict.reports.format import usd_per_hour as price_in_words
 if TYPE_CHECKING:
     import torch
 
-    from lightning_predict.cost.grids import PowerGrid
+    from lightning_predict.cost.energy import PowerGrid
 
 Amount = float | Decimal | Fraction
 
@@ -330,7 +330,7 @@ def _power_terms(given: Mapping[str, Any]) -> tuple[PowerGrid | None, float | No
         )
     if (positive_number(pue) or 0.0) < 1:
         raise InvalidArgumentError(f"pue={pue!r} is out of range; expected a number of at least 1.")
-    from lightning_predict.cost.grids import grid_of
+    from lightning_predict.cost.energy import grid_of
 
     return grid_of(grid), None if watts is None else amount_of("watts", watts), float(pue)
 

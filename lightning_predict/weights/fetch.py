@@ -17,8 +17,15 @@ from urllib.parse import urljoin, urlsplit
 
 from lightning_predict.base.errors import InvalidArgumentError, WeightsDownloadError, WeightsHashError
 from lightning_predict.base.timeout import run_with_timeout
-from lightning_predict.weights.files import MAX_BYTES, sha256
-from lightning_predict.weights.manifest import MANIFEST_NAME, MAX_MANIFEST, Manifest, ManifestEntry, parse_manifest
+from lightning_predict.weights.files import (
+    MANIFEST_NAME,
+    MAX_BYTES,
+    MAX_MANIFEST,
+    Manifest,
+    ManifestEntry,
+    parse_manifest,
+    sha256,
+)
 from lightning_predict.weights.source import Address, address_of, shown_url
 
 if TYPE_CHECKING:

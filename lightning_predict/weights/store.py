@@ -27,14 +27,15 @@ from typing import Final, Protocol
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
 from lightning_predict.base.files import cache_folder
-from lightning_predict.weights.files import parse_weights, read_weights
-from lightning_predict.weights.manifest import (
+from lightning_predict.weights.files import (
     MANIFEST_NAME,
     MAX_MANIFEST,
     Manifest,
     ManifestEntry,
     file_name,
     parse_manifest,
+    parse_weights,
+    read_weights,
 )
 from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from lightning_predict.weights.source import URL_VARIABLE, AnyWeights, WeightsSource, weights_source

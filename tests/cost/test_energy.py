@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.base.interval import Interval
-from lightning_predict.cost.energy import IDLE_SHARE, energy
-from lightning_predict.cost.grids import GRIDS_FILE, grid_of
+from lightning_predict.cost.energy import GRIDS_FILE, IDLE_SHARE, energy, grid_of
 from lightning_predict.hardware import gpu
 from lightning_predict.testing import example_prediction, with_values
 from tests.known import known

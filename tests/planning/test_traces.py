@@ -5,9 +5,8 @@ import pytest
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.planning.files import read_problem
+from lightning_predict.planning.files import read_problem, times_of_trace
 from lightning_predict.planning.problem import Configuration, MachineType
-from lightning_predict.planning.times import times_of_trace
 from lightning_predict.record.trace import Operation, Parameter, TensorInfo, Trace
 
 MACHINES = (

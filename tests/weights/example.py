@@ -10,8 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_predict.weights.files import sha256, write_weights
-from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.files import (
+    MANIFEST_NAME,
+    HeldOutError,
+    Manifest,
+    ManifestEntry,
+    file_name,
+    sha256,
+    write_weights,
+)
 from lightning_predict.weights.records import GpuWeights, Layer, NetworkWeights
 
 GPUS = ("T4", "L4", "L40S")  # GPUs whose weights are published for several processes at once

@@ -15,7 +15,7 @@ from lightning_predict.base.errors import (
 )
 from lightning_predict.weights import fetch
 from lightning_predict.weights.fetch import Download
-from lightning_predict.weights.manifest import MANIFEST_NAME, ManifestEntry
+from lightning_predict.weights.files import MANIFEST_NAME, ManifestEntry
 from lightning_predict.weights.source import HTTP_VARIABLE, WeightsSource, address_of, weights_source
 from tests.weights.example import Server, publish, serving
 

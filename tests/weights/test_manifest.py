@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.base.errors import WeightsFormatError
-from lightning_predict.weights.manifest import MANIFEST_NAME, parse_manifest
+from lightning_predict.weights.files import MANIFEST_NAME, parse_manifest
 from lightning_predict.weights.store import BUNDLED
 from tests.weights.example import network, publish
 

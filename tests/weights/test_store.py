@@ -16,7 +16,7 @@ from lightning_predict.base.errors import (
 from lightning_predict.base.files import CACHE_VARIABLE, cache_folder
 from lightning_predict.hardware import gpu_names
 from lightning_predict.weights import fetch, store
-from lightning_predict.weights.manifest import MANIFEST_NAME
+from lightning_predict.weights.files import MANIFEST_NAME
 from lightning_predict.weights.records import GpuWeights
 from lightning_predict.weights.source import URL_VARIABLE, WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest

@@ -40,8 +40,15 @@ from lightning_predict.own_weights.training.networks import (
 from lightning_predict.own_weights.training.tables import STEPS_FOLDER, Group, read_own_tables, split_rows
 from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
-from lightning_predict.weights.files import sha256, write_weights
-from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.files import (
+    MANIFEST_NAME,
+    HeldOutError,
+    Manifest,
+    ManifestEntry,
+    file_name,
+    sha256,
+    write_weights,
+)
 from lightning_predict.weights.records import GpuWeights, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.store import load_weights
 
