@@ -22,13 +22,19 @@ from lightning_predict.uncertainty import interval_of_maximum
 STEP = Interval(4.0, 5.0, 7.0)
 
 
-def test_the_ends_are_scaled_and_moved_with_the_value() -> None:
+def test_interval_is_scaled_added_clamped_and_widened_end_by_end() -> None:
     assert STEP.scaled(2.0) == Interval(8.0, 10.0, 14.0)
     assert STEP.added(1.0) == Interval(5.0, 6.0, 8.0)
-
-
-def test_sum_of_correlated_intervals_adds_the_ends() -> None:
     assert STEP.added(Interval(1.0, 2.0, 4.0)) == Interval(5.0, 7.0, 11.0)
+    assert STEP.contains(4.0)
+    assert not STEP.contains(7.1)
+    assert STEP.clamp_max(6.0) == Interval(4.0, 5.0, 6.0)
+    assert STEP.clamp_max(3.0) == Interval(3.0, 3.0, 3.0)
+    assert STEP.clamp_max(9.0) == STEP
+    assert STEP.clamp_min(4.5) == Interval(4.5, 5.0, 7.0)
+    assert Interval.from_factor(10.0, 2.0) == Interval(5.0, 10.0, 20.0)
+    assert Interval(4.0, 10.0, 30.0).widened(2.0) == Interval(2.0, 10.0, 60.0)
+    assert Interval(1.0, 2.0, 3.0).map(max, Interval.from_factor(2.0, 2.0)) == Interval(1.0, 2.0, 4.0)
 
 
 def test_arrays_are_changed_number_by_number() -> None:
@@ -36,27 +42,6 @@ def test_arrays_are_changed_number_by_number() -> None:
     limited = both.scaled(np.array([1.0, 2.0])).added(1.0).clamp_min(3.0).clamp_max(9.0)
     # The first: 1, 2, 3 -> 2, 3, 4 -> 3, 3, 4. The second: 8, 10, 14 -> 9, 11, 15 -> 9, 9, 9.
     assert [end.tolist() for end in (limited.low, limited.middle, limited.high)] == [[3, 9], [3, 9], [4, 9]]
-
-
-def test_a_value_is_inside_or_not() -> None:
-    assert STEP.contains(4.0)
-    assert not STEP.contains(7.1)
-
-
-def test_limit_clamps_each_end() -> None:
-    assert STEP.clamp_max(6.0) == Interval(4.0, 5.0, 6.0)
-    assert STEP.clamp_max(3.0) == Interval(3.0, 3.0, 3.0)
-    assert STEP.clamp_max(9.0) == STEP
-    assert STEP.clamp_min(4.5) == Interval(4.5, 5.0, 7.0)
-
-
-def test_a_factor_makes_an_interval_and_widens_one() -> None:
-    assert Interval.from_factor(10.0, 2.0) == Interval(5.0, 10.0, 20.0)
-    assert Interval(4.0, 10.0, 30.0).widened(2.0) == Interval(2.0, 10.0, 60.0)
-
-
-def test_a_function_combines_intervals_end_by_end() -> None:
-    assert Interval(1.0, 2.0, 3.0).map(max, Interval.from_factor(2.0, 2.0)) == Interval(1.0, 2.0, 4.0)
 
 
 def array(*ends: float) -> Interval[Array]:
@@ -67,17 +52,11 @@ def later(one: tuple[float, float, float], other: tuple[float, float, float]) ->
     return [float(end[0]) for end in interval_of_maximum(array(*one), array(*other))]
 
 
-def test_maximum_of_equal_intervals_is_above_both() -> None:
+def test_maximum_of_intervals_is_above_equal_ones_and_ignores_lower_ones() -> None:
     # Both by t in 5 %: each in 22.4 %, at odds of 0.288 = 19^-0.4227; in 95 %: each in 97.47 %, 38.5 = 19^1.2398.
     assert later((0.5, 1, 2), (0.5, 1, 2)) == pytest.approx([0.5**0.4227, 2**1.2398], rel=1e-3)
-
-
-def test_maximum_ignores_an_interval_that_is_always_lower() -> None:
     for early in ((1.0, 2.0, 4.0), (0.0, 0.0, 0.0)):
         assert later(early, (4.0, 5.0, 7.0)) == later((4.0, 5.0, 7.0), early) == [4.0, 7.0]
-
-
-def test_maximum_is_bounded_below_by_a_certain_value() -> None:
     low, high = later((5.0, 5.0, 5.0), (4.0, 6.0, 8.0))
     assert low == pytest.approx(5, rel=1e-3)
     assert high == pytest.approx(8, rel=1e-3)
@@ -124,33 +103,30 @@ def test_unit_conversions_are_inverse(value: float) -> None:
     assert math.isclose(units.bytes_to_gibibytes(units.gibibytes_to_bytes(value)), value)
 
 
-def test_a_note_is_its_sentence() -> None:
+def test_note_is_its_sentence_and_stays_a_detail_in_copies() -> None:
     note = Note("cudnn.benchmark is off.", is_detail=True)
     assert note == "cudnn.benchmark is off."
     assert "benchmark" in note
     assert json.dumps([note]) == '["cudnn.benchmark is off."]'
     assert repr(note) == "'cudnn.benchmark is off.'"
-
-
-def test_detail_note_stays_a_detail_after_copy_and_pickle() -> None:
     (note,) = details(["no decision"])
     assert is_detail(note)
     assert is_detail(copy.deepcopy(note))
     assert is_detail(pickle.loads(pickle.dumps(note)))
-
-
-def test_plain_sentences_are_not_details() -> None:
     assert not is_detail("a decision")
     assert not is_detail(Note("a decision"))
 
 
-def test_timeout_returns_the_result_unchanged() -> None:
+def test_timeout_returns_the_result_or_the_original_error() -> None:
     assert run_with_timeout(5.0, lambda: [1, 2]) == [1, 2]
-
-
-def test_timeout_raises_the_original_error() -> None:
     with pytest.raises(ZeroDivisionError):
         run_with_timeout(5.0, lambda: 1 / 0)
+    done = threading.Event()
+    background = BackgroundTask(lambda: done.wait(60))
+    assert not background.is_done()
+    done.set()
+    assert background.is_done(wait_seconds=30)
+    assert background.result() is True
 
 
 def test_call_beyond_the_timeout_is_abandoned() -> None:
@@ -165,15 +141,6 @@ def test_call_beyond_the_timeout_is_abandoned() -> None:
     assert not is_done.is_set()
     goes_on.set()
     is_done.wait()
-
-
-def test_timed_out_result_can_be_fetched_later() -> None:
-    done = threading.Event()
-    background = BackgroundTask(lambda: done.wait(60))
-    assert not background.is_done()
-    done.set()
-    assert background.is_done(wait_seconds=30)
-    assert background.result() is True
 
 
 def test_escape_sequences_of_a_terminal_are_shown_as_their_codes() -> None:

@@ -72,16 +72,13 @@ def test_checkpointed_forward_pass_is_predicted_twice_and_saves_memory() -> None
     assert with_all - with_inputs == pytest.approx(saved, rel=0.4)
 
 
-def test_accumulated_batches_share_one_update() -> None:
+def test_accumulated_batches_and_two_optimizers_are_one_step() -> None:
     single, double = recorded(), recorded(batches=2)
     assert count(double, "aten::addmm", "forward") == 2 * LAYERS
     updates = [[one for one in trace.operations if one.phase == "optimizer"] for trace in (single, double)]
     assert len(updates[0]) == len(updates[1]) > 0
     assert double.optimizer_steps == 1
     assert 1.8 * device_seconds(single) < device_seconds(double) < 2.1 * device_seconds(single)
-
-
-def test_two_optimizers_of_a_manual_loop_are_one_step_with_both_updates() -> None:
     trace = recorded(updates=2)
     assert trace.optimizer_steps == 2
     assert device_seconds(trace) == pytest.approx(device_seconds(recorded()), rel=0.01)

@@ -59,23 +59,17 @@ def constants(module: str) -> set[str]:
     }
 
 
-def test_each_row_has_its_evidence() -> None:
+def test_each_row_has_its_evidence_unit_and_constant() -> None:
     for name, row in ROWS.items():
         assert row["kind"] in KINDS, name
         assert str(row["date"]) >= "2026-11-21", name
         assert row["kind"] == "assumed" or row["source"].strip(), f"{name} is {row['kind']}: say on what"
         assert ("neutral" in row) == ("group" in row), name
         assert not {"value", "about"} & set(row), f"{name}: value and meaning stand in the module"
-
-
-def test_units_agree_with_names() -> None:
     for name, row in ROWS.items():
         for suffix, units in UNITS_OF_A_SUFFIX.items():
             if name.endswith(suffix):
                 assert row["unit"] in units, name
-
-
-def test_each_row_belongs_to_a_constant() -> None:
     modules = {name.rpartition(".")[0] for name in ROWS}
     defined = {f"{module}.{name}" for module in modules for name in constants(module)}
     assert set(ROWS) <= defined

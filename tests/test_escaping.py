@@ -64,18 +64,12 @@ def test_html_report_escapes_foreign_tags() -> None:
         assert not RAW.search(page)
 
 
-def test_markdown_escapes_foreign_lines() -> None:
+def test_markdown_and_table_escape_foreign_lines_and_plain_text_passes() -> None:
     text = markdown_table(predictions())
     assert not RAW.search(text)
     assert not [line for line in text.splitlines() if re.match("setup|run:|#SBATCH|<", line)]
-
-
-def test_table_drops_foreign_escape_sequences() -> None:
     hostile = predictions()
     assert not RAW.search(str(hostile))
-
-
-def test_plain_text_passes_each_escape_unchanged() -> None:
     for door in (one_line, terminal_text, html_text, markdown_text):
         assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
     assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"

@@ -39,15 +39,13 @@ TRACE = Trace(
 EXPONENT = RATIO_EXPONENTS["same units"]
 
 
-def test_predictions_are_in_requested_order_under_catalogue_names() -> None:
+def test_predictions_are_in_requested_order_and_proportional_to_products() -> None:
     result = lp.predict(TRACE, gpus=["nvidia-l4", "Tesla T4", "L4"])
     assert list(result) == ["L4", "T4"]
     assert result["T4"].iteration_seconds > result["L4"].iteration_seconds > 0
-
-
-def test_three_products_take_three_times_one_product() -> None:
     product = lp.operator_seconds("linear", "T4", dtype="float32", b=1, m=4096, n=4096, k=4096)
     assert math.isclose(lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds, 3 * float(product))
+    assert tuple(lp.predict(TRACE, gpus=["1xT4", "1x1xL4", "T4"])) == ("T4", "L4")
 
 
 def test_run_has_total_cost_and_sample_rate() -> None:
@@ -83,12 +81,9 @@ def test_reported_memory_of_the_gpu_in_use_decides_the_fit() -> None:
     assert row.memory_free_bytes == pytest.approx(13 * 2**30 - 450 * 2**20 - needed)
 
 
-def test_unknown_values_are_reported_as_none() -> None:
+def test_unknown_values_are_none_and_coverage_adds_up_to_one() -> None:
     row = lp.predict(replace(TRACE, memory=Memory(), samples=None), gpus=["T4"])["T4"]
     assert (row.total_seconds, row.cost_usd, row.memory_bytes, row.fits, row.samples_per_second) == (None,) * 5
-
-
-def test_coverage_adds_up_to_one() -> None:
     unknown = Operation(name="my::op", phase="forward", inputs=(DATA,), outputs=(DATA,))
     for row in lp.predict(replace(TRACE, operations=(PRODUCT, unknown)), gpus=["T4", "RTX-4090"]).values():
         assert math.isclose(sum(row.coverage.values()), 1.0)
@@ -138,12 +133,14 @@ def measured_trace() -> Trace:
     )
 
 
-def test_measured_step_is_used_on_the_gpu_in_use() -> None:
+def test_measured_step_is_used_on_the_gpu_in_use_if_it_is_in_the_catalogue() -> None:
     result = lp.predict(measured_trace(), gpus=["T4", "L4"])
     assert result.used_gpu == "T4"
     assert result["T4"].iteration_seconds == result["T4"].measured_seconds == 0.0415
     assert result["T4"].coverage == {"measured": 1.0}
     assert result["L4"].measured_seconds is None
+    assert gpu_in_use(replace(measured_trace(), gpu_reported_name="NVIDIA Imaginary 9000")) is None
+    assert gpu_in_use(TRACE) is None
 
 
 def test_measured_kernels_correct_predictions_of_other_gpus() -> None:
@@ -199,11 +196,6 @@ def test_wave_scaling_can_be_chosen() -> None:
     assert not any(note.startswith("Wave scaling") for note in alone.notes)
 
 
-def test_a_gpu_outside_the_catalogue_is_not_an_origin() -> None:
-    assert gpu_in_use(replace(measured_trace(), gpu_reported_name="NVIDIA Imaginary 9000")) is None
-    assert gpu_in_use(TRACE) is None
-
-
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
@@ -218,10 +210,6 @@ def test_a_gpu_outside_the_catalogue_is_not_an_origin() -> None:
 def test_bad_lists_of_gpus(gpus: list[str], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         lp.predict(TRACE, gpus=gpus)
-
-
-def test_layout_of_one_gpu_equals_the_gpu() -> None:
-    assert tuple(lp.predict(TRACE, gpus=["1xT4", "1x1xL4", "T4"])) == ("T4", "L4")
 
 
 def test_unknown_gpu_error_suggests_similar_names() -> None:
@@ -263,20 +251,19 @@ def test_numbers_of_torch_and_numpy_give_the_same_json(convert: Callable[[int], 
     assert rate.to_json() == lp.predict(TRACE, ["T4"], loader_samples_per_second=100).to_json()
 
 
-def test_a_bfloat16_product_on_an_h100_is_near_its_measurement() -> None:
+def test_operator_seconds_are_near_measurements_and_broadcast_arrays() -> None:
     # Mean of two published timings of this very product: 0.178462 and 0.166026 ms (NVIDIA aiconfigurator).
     seconds = lp.operator_seconds("linear", "H100-SXM-80GB", dtype="bfloat16", b=1, m=4096, n=4096, k=4096)
     assert isinstance(seconds, float)
     assert math.isclose(seconds, 0.172244e-3, rel_tol=0.10)
-
-
-def test_arrays_give_arrays_of_their_broadcast_shape() -> None:
     m = np.array([[128.0], [4096.0]])
     seconds = lp.operator_seconds("linear", "A100-SXM-80GB", dtype="bfloat16", m=m, n=[512, 1024, 2048], k=512)
     assert isinstance(seconds, np.ndarray)
     assert seconds.shape == (2, 3)
     single = lp.operator_seconds("linear", "A100-SXM-80GB", dtype="bfloat16", m=4096, n=1024, k=512)
     assert math.isclose(float(seconds[1, 1]), float(single), rel_tol=1e-5)
+    with pytest.raises(UnknownOperationError, match=r"'lineer' is not known. Known operations: .*linear"):
+        lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float64"])
@@ -288,11 +275,6 @@ def test_no_operation_is_faster_than_its_bound(gpu: str, dtype: str) -> None:
     effective = "float32" if dtype == "tf32" and lp.gpu(gpu).peak_flops_per_second.get("tf32") is None else dtype
     bound = roofline_seconds(shape_batch("conv2d", effective, **words), [lp.gpu(gpu)], least=True)
     assert seconds >= float(bound[0, 0])
-
-
-def test_an_unknown_operation_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownOperationError, match=r"'lineer' is not known. Known operations: .*linear"):
-        lp.operator_seconds("lineer", "T4", m=1, n=1, k=1)
 
 
 def test_float8_uses_hopper_rate_and_is_rejected_without_units() -> None:
@@ -349,10 +331,7 @@ def test_total_includes_stated_loader_and_evaluation() -> None:
     assert slow.total_seconds == pytest.approx(100 * 3 * step + 60)
     hidden = lp.predict(TRACE, gpus=["T4"], iterations=100, loader_samples_per_second=8 / (step / 2))["T4"]
     assert hidden.total_seconds == pytest.approx(100 * step)  # eight samples load in half a step
-
-
-def test_loader_rate_counts_the_samples_of_a_micro_batch() -> None:
-    """Two micro-batches of four samples each, at 100 samples a second."""
+    # Two micro-batches of four samples each, at 100 samples a second.
     workload = remaining_steps(replace(TRACE, batches=2), 10, loader_samples_per_second=100.0)
     assert workload.loader.seconds_per_batch == pytest.approx(4 / 100)
 

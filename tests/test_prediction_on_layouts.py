@@ -94,35 +94,26 @@ def test_layout_is_found_by_each_of_its_names() -> None:
         predictions["4xB200"]
 
 
-def test_all_gpus_work_through_the_samples() -> None:
+def test_whole_machines_are_paid_and_share_the_samples() -> None:
     predictions = lp.predict(TRACE, gpus=["L4", "8xL4"], iterations=1000)
     assert (predictions["L4"].iterations, predictions["8xL4"].iterations) == (1000, 125)
     assert predictions["8xL4"].samples_per_second == pytest.approx(8 * 8 / predictions["8xL4"].iteration_seconds)
     assert predictions["8xL4"].total_seconds == pytest.approx(125 * predictions["8xL4"].iteration_seconds)
-
-
-def test_whole_machines_are_paid() -> None:
     predictions = lp.predict(TRACE, gpus=["L4", "8xL4", "2x8xL4", "2x4xL4"], iterations=8000, offers=[EIGHT_L4])
     assert [row.usd_per_hour for row in predictions.values()] == [8.0, 8.0, 16.0, 16.0]
     total = predictions["2x8xL4"].total_seconds
     assert total is not None
     assert predictions["2x8xL4"].cost_usd == pytest.approx(total / 3600 * 16)
+    four = replace(EIGHT_L4, num_gpus=4, instance="four")
+    assert lp.predict(TRACE, gpus=["8xL4"], iterations=10, offers=[four])["8xL4"].cost_usd is None
 
 
-def test_a_rack_costs_the_same_however_its_trays_are_counted() -> None:
+def test_own_prices_apply_to_a_gpu_or_a_layout_and_racks_cost_as_their_trays() -> None:
     rack, trays = (lp.predict(TRACE, gpus=[name], iterations=10**6) for name in ("64xGB200", "16x4xGB200"))
     assert rack["64xGB200"].usd_per_hour == trays["16x4xGB200"].usd_per_hour
     assert rack["64xGB200"].cost_usd == trays["16x4xGB200"].cost_usd
     own = lp.predict(TRACE, gpus=["64xGB200"], usd_per_hour=2.0)["64xGB200"]
     assert own.usd_per_hour == pytest.approx(2.0 * 64)
-
-
-def test_layout_without_a_machine_of_its_size_has_no_price() -> None:
-    four = replace(EIGHT_L4, num_gpus=4, instance="four")
-    assert lp.predict(TRACE, gpus=["8xL4"], iterations=10, offers=[four])["8xL4"].cost_usd is None
-
-
-def test_user_price_applies_to_a_gpu_or_a_named_layout() -> None:
     predictions = lp.predict(TRACE, gpus=["L4", "2x4xL4"], usd_per_hour=0.5)
     assert [row.usd_per_hour for row in predictions.values()] == [0.5, 4.0]
     named = lp.predict(TRACE, gpus=["L4", "4xL4", "2x4xL4"], usd_per_hour={"L4": 0.5, "2x4xL4": 3.0})
@@ -141,8 +132,10 @@ def test_memory_follows_the_strategy() -> None:
     assert memory("8xL4", "fsdp") == single - 7 / 8 * (2**27 + 2**26 + 2**26) + 2**26  # the only unit is whole
 
 
-def test_number_of_nodes_can_be_given_separately() -> None:
+def test_number_of_nodes_may_be_given_and_an_unknown_gpu_names_its_layout() -> None:
     assert list(lp.predict(TRACE, gpus=["8xL4", "2x4xL4"], num_nodes=2)) == ["2x8xL4", "2x4xL4"]
+    with pytest.raises(UnknownGpuError, match="In the layout '3xNOPE'"):
+        lp.predict(TRACE, gpus=["3xNOPE"])
 
 
 def test_network_of_the_priced_machine_is_used() -> None:
@@ -241,11 +234,6 @@ def test_sharded_tables_fill_gpus_unequally() -> None:
     assert need.memory_bytes is not None
     assert 0 < need.least_filled_bytes < need.memory_bytes
     assert f"{gibibytes(need.least_filled_bytes)} to {gibibytes(need.memory_bytes)} of" in str(predictions)
-
-
-def test_an_unknown_gpu_in_a_layout() -> None:
-    with pytest.raises(UnknownGpuError, match="In the layout '3xNOPE'"):
-        lp.predict(TRACE, gpus=["3xNOPE"])
 
 
 @given(

@@ -40,29 +40,17 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_all_lists_the_public_names() -> None:
+def test_public_names_are_those_listed_and_unlike_modules() -> None:
     assert lightning_predict.__all__ == CARD
-
-
-def test_every_name_is_there_and_listed() -> None:
     for name in CARD:
         assert getattr(lightning_predict, name) is not None
         assert name in dir(lightning_predict)
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'predictt'; it offers Advice, Gpu, .*predict"):
         lightning_predict.predictt  # noqa: B018
-
-
-def test_no_module_bears_the_name_of_a_public_function() -> None:
     functions = set(CARD) - {name for name in CARD if name[0].isupper()}
     package = Path(lightning_predict.__file__).parent
     assert not functions & {path.stem for path in package.rglob("*.py")}
     assert not functions & {path.name for path in package.rglob("*") if path.is_dir()}
-
-
-def test_callbacks_export_both_names() -> None:
     from lightning_predict import callbacks
 
     assert sorted(callbacks.__all__) == ["CostBudget", "RuntimePredictor"]

@@ -99,15 +99,12 @@ def test_demo_trains_and_recommends_a_gpu(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "digits_csv").is_dir()
 
 
-def test_readme_names_existing_commands() -> None:
+def test_readme_names_existing_commands_and_pictures_of_its_repository() -> None:
     from lightning_predict.cli.parsing import COMMANDS
 
     shown = {command.split()[1] for command in commands()}
     assert shown <= set(COMMANDS)
     assert {"predict", "plan", "regress", "shard", "gpus", "offers"} <= shown
-
-
-def test_pictures_work_on_the_package_index() -> None:
     # Its page knows no files of the repository.
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
     assert pictures

@@ -89,7 +89,7 @@ def test_gradient_additions_run_in_reverse_parameter_order(step: Trace) -> None:
     assert [operation.inputs[0].shape for operation in added] == [(64,), (64, 64), (64,), (64, 64)]
 
 
-def test_a_current_release_changes_no_operation(step: Trace) -> None:
+def test_current_release_and_inference_change_no_operation(step: Trace) -> None:
     assert for_torch_release(step, None) is step
     assert for_torch_release(step, "2.4").operations == step.operations
     # A step of an older release already says what its own loop did, and so does one that fills its gradients.
@@ -97,6 +97,8 @@ def test_a_current_release_changes_no_operation(step: Trace) -> None:
     assert for_torch_release(old, "1.11").operations == old.operations
     asked_again = for_torch_release(replace(old, software={"torch": "2.1"}), "1.8")
     assert [operation.name for operation in asked_again.operations] == [operation.name for operation in old.operations]
+    forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))
+    assert for_torch_release(forward, "1.13").operations == forward.operations
 
 
 @pytest.mark.parametrize(
@@ -135,11 +137,6 @@ def test_older_releases_keep_the_input_of_softmax_and_relu_and_widen_that_of_gel
     # and writes a gradient, and the first has kept its input: four tensors of 1 GiB instead of 0.5.
     more = allocated(f"{major}.{minor - 1}") - allocated(None)
     assert more == pytest.approx(kept * 256 * 2**20 * 4, rel=0.01)
-
-
-def test_inference_has_no_gradients(step: Trace) -> None:
-    forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))
-    assert for_torch_release(forward, "1.13").operations == forward.operations
 
 
 def test_an_older_release_takes_longer_by_its_kernels_and_its_launches(step: Trace) -> None:
@@ -224,7 +221,7 @@ def profiled_on_t4(step: Trace, **fields: object) -> Trace:
     return replace(trace, **fields)  # type: ignore[arg-type]
 
 
-def test_host_class_replaces_cpu_timed_under_a_profiler(step: Trace) -> None:
+def test_host_class_replaces_a_profiled_cpu_but_not_a_measured_one(step: Trace) -> None:
     trace = profiled_on_t4(step)
     profiled, fast, slow = (lp.predict(trace, ["L4"], host=host) for host in (None, "fast", "slow"))
     assert fast["L4"].host_seconds < slow["L4"].host_seconds < profiled["L4"].host_seconds
@@ -232,9 +229,6 @@ def test_host_class_replaces_cpu_timed_under_a_profiler(step: Trace) -> None:
         HOSTS["slow"].factor / HOSTS["fast"].factor
     )
     assert "with a fast host" in str(fast)
-
-
-def test_host_class_is_refused_if_cpu_was_measured(step: Trace) -> None:
     trace = profiled_on_t4(step, step_seconds=(2e-3,), host_seconds_unprofiled=(1.9e-3,))
     with pytest.raises(InvalidArgumentError, match="'fast' has no effect: the CPU time of this step was measured"):
         lp.predict(trace, ["L4"], host="fast")

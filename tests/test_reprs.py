@@ -21,20 +21,14 @@ def found(trace: Trace) -> Predictions:
     return lp.predict(trace, gpus=["L4", "L40S"], iterations=1000, history=False)
 
 
-def test_a_trace_is_one_line(trace: Trace) -> None:
+def test_trace_and_prediction_are_one_line_and_a_ranking_has_paragraphs(trace: Trace, found: Predictions) -> None:
     assert repr(trace).startswith(f"Trace({len(trace.operations):,} operations, 16 samples, ")
     assert repr(trace).endswith("parameters, recorded on meta)")
     assert len(repr(trace)) < SHORT  # 1.46 million characters with all fields
-
-
-def test_a_prediction_is_one_line(found: Predictions) -> None:
     text = repr(found["L4"])
     assert text.startswith("Prediction(L4, step_seconds=0.")
     assert "cost_usd=" in text
     assert len(text) < SHORT  # 5,956 characters with all parts
-
-
-def test_a_ranking_has_a_paragraph_for_each_sentence(found: Predictions) -> None:
     page = found.ranking()._repr_html_()
     assert page.startswith("<p>The run takes ")
     assert page.count("<p>") == page.count("</p>") >= 2

@@ -116,15 +116,14 @@ def test_steps_of_one_model_and_gpu_are_one_published_case() -> None:
     assert (second.gpu, second.steps, second.generation) == ("8xL4", 1, "ada")
 
 
-def test_runs_without_their_data_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_data_are_skipped_and_repeated_headings_numbered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--data", str(tmp_path), "--results", str(tmp_path), "--only", "lin"]) == 0
     assert "lin: skipped" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--data", str(tmp_path), "--only", "line"])
     assert "no run is named line" in capsys.readouterr().err
-
-
-def test_repeated_headings_get_numbers() -> None:
     headings = ["n", "mean %", "median %", "roofline mean %", "median %"]
     assert distinct(headings) == ("n", "mean %", "median %", "roofline mean %", "roofline median %")
 

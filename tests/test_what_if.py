@@ -264,7 +264,7 @@ def test_batch_norm_activations_and_pooling_use_16_bits() -> None:
     assert {one.dtype for one in statistics.inputs[1:]} == {one.dtype for one in statistics.outputs[1:]} == {"float32"}
 
 
-def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> None:
+def test_large_product_is_faster_on_tensor_cores_or_compiled(traces: dict[int, Trace]) -> None:
     full = lp.predict(traces[4096], ["A100-SXM-80GB"], history=False)["A100-SXM-80GB"]
     half = what_if("bf16-mixed", traces[4096], ["A100-SXM-80GB"])["A100-SXM-80GB"]
     # 312 TFLOP/s in place of 19.5: 16 times at best, and the optimizer stays as it is.
@@ -272,9 +272,6 @@ def test_tensor_cores_make_a_large_product_faster(traces: dict[int, Trace]) -> N
     assert half.memory_bytes is not None
     assert full.memory_bytes is not None
     assert half.memory_bytes <= full.memory_bytes + 2 * 2 * WIDTH * WIDTH  # autocast keeps a copy of both weights
-
-
-def test_compiling_fuses_pointwise_operations(traces: dict[int, Trace]) -> None:
     trace, name = traces[4096], "A100-SXM-80GB"
     eager, compiled = lp.predict(trace, [name])[name], what_if("compile", trace, [name])[name]
     # Two products forward and three backward at 19.5 TFLOP/s stay; the loss and its gradient are chains.
@@ -283,7 +280,7 @@ def test_compiling_fuses_pointwise_operations(traces: dict[int, Trace]) -> None:
     assert any("fused kernels" in note for note in what_if("compile", trace, [name]).notes)
 
 
-def test_another_precision_drops_the_measurements(traces: dict[int, Trace]) -> None:
+def test_another_precision_drops_measurements_and_is_refused_under_autocast(traces: dict[int, Trace]) -> None:
     measured = replace(
         traces[1024], device="cuda", gpu_reported_name="Tesla T4", step_seconds=(9.0,), memory=Memory(peak_bytes=8)
     )
@@ -291,9 +288,6 @@ def test_another_precision_drops_the_measurements(traces: dict[int, Trace]) -> N
     assert half.step_seconds == ()
     assert half.gpu_reported_name is None
     assert half.memory.peak_bytes is None
-
-
-def test_a_step_that_cannot_be_cast_is_refused(traces: dict[int, Trace]) -> None:
     with pytest.raises(InvalidArgumentError, match="dtype='float8' is not an autocast precision; expected bfloat16 or"):
         in_precision(traces[1024], "float8")
     with pytest.raises(InvalidArgumentError, match="recorded under autocast in float16; record it in float32 first"):

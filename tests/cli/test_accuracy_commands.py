@@ -56,7 +56,7 @@ def test_nearest_published_steps_are_printed(cases: tuple[PublishedCase, ...], r
     assert lines[6:] == ["Median error of these: 8%.", "No such step was published for the L40S itself."]
 
 
-def test_restricted_and_fitted_sources_are_marked(cases: tuple[PublishedCase, ...], run: Run) -> None:
+def test_fitted_sources_other_kinds_and_shipped_cases_are_marked(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "T4")
     (row,) = [line for line in ran.out.splitlines() if line.startswith("BERT")]
     assert row.endswith("a table *")
@@ -64,9 +64,6 @@ def test_restricted_and_fitted_sources_are_marked(cases: tuple[PublishedCase, ..
     assert "*: some constants were chosen on this source, so expect larger errors on others." in ran.out
     assert "-: the licence of the source does not allow copies of its times." in ran.out
     assert "itself" not in ran.out
-
-
-def test_cases_of_other_kinds_add_a_note(cases: tuple[PublishedCase, ...], run: Run) -> None:
     ran = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1")
     assert "No published step is of this kind of model: these are of other kinds." in ran.out
     answer = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1", "--json").json

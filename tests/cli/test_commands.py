@@ -54,11 +54,6 @@ def test_predict_compares_all_priced_gpus_by_default(trace: Path, run: Run) -> N
     assert costs == pytest.approx(sorted(costs))  # the step fits everywhere
 
 
-def test_number_of_gpus_may_follow_the_name(trace: Path, run: Run) -> None:
-    answer = run("predict", "--gpus", "L4,T4x8", trace, "--iterations", "1000", "--json").json
-    assert [prediction["gpu"] for prediction in answer["predictions"]] == ["L4", "8xT4"]
-
-
 def test_predict_takes_a_group_and_some_providers(trace: Path, run: Run, profile: Profile) -> None:
     some = profile('prices.providers = ["hyperscaler", "Lambda"]')
     answer = run("predict", trace, "--gpus", "datacenter", "--profile", some, "--json").json
@@ -72,7 +67,7 @@ def test_predict_takes_a_group_and_some_providers(trace: Path, run: Run, profile
     assert answer["written"] == []
 
 
-def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> None:
+def test_prices_and_iterations_scale_the_cost_as_in_python(trace: Path, run: Run) -> None:
     one, two = (
         run("predict", trace, "--gpus", "T4", "--iterations", n, "--usd-per-hour", "2", "--json").json["predictions"][0]
         for n in ("1000", "2000")
@@ -80,31 +75,27 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
     assert two["total_seconds"] == pytest.approx(2 * one["total_seconds"])
     assert one["cost_usd"] == pytest.approx(one["total_seconds"] / 3600 * 2)
     assert one["offer"].startswith("your own price")
-
-
-def test_prices_by_name_equal_those_in_python(trace: Path, run: Run) -> None:
     words = ("predict", trace, "--gpus", "L4,H100,T4,2xL4", "--iterations", "1000", "--json", "--usd-per-hour")
     predictions = run(*words, "L4=0.5,H100=2,2xL4=0.7").json["predictions"]
     prices = {prediction["gpu"]: prediction["usd_per_hour"] for prediction in predictions}
     assert prices.pop("T4") != 0.5  # a listed price
     assert prices == {"L4": 0.5, "H100-SXM-80GB": 2, "2xL4": 0.7}
+    answer = run("predict", "--gpus", "L4,T4x8", trace, "--iterations", "1000", "--json").json
+    assert [prediction["gpu"] for prediction in answer["predictions"]] == ["L4", "8xT4"]
 
 
-def test_missing_output_folder_is_an_error_before_the_work(
+def test_files_of_other_kinds_and_missing_output_folders_are_refused(
     trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lightning_predict.record.trace.Trace.load", lambda path: pytest.fail("it has begun"))
-    ran = run("predict", trace, "--output", tmp_path / "none" / "page.html")
-    assert ran.code == 2
-    assert "is not a folder; create it first" in ran.err
-
-
-def test_other_file_is_not_called_truncated(run: Run, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("gpu,batch_size\nT4,64\n")
     ran = run("predict", tmp_path / "runs.csv")
     assert ran.code == 2
     assert "is not JSON: it begins with 'gpu,batch_size'. Record a trace by `lightning_predict.capture(step)" in ran.err
     assert "truncated" not in ran.err
+    monkeypatch.setattr("lightning_predict.record.trace.Trace.load", lambda path: pytest.fail("it has begun"))
+    ran = run("predict", trace, "--output", tmp_path / "none" / "page.html")
+    assert ran.code == 2
+    assert "is not a folder; create it first" in ran.err
 
 
 @pytest.mark.parametrize("words", [("predict",), ("advise",), ("parallel",), ("curve",), ("trace", "memory")])
@@ -305,12 +296,6 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
     assert gpu("B200").sustained_flops_per_second["bfloat16"] == 1103e12
 
 
-def test_error_names_options_instead_of_arguments(run: Run) -> None:
-    ran = run("predict", "hf:Qwen/Qwen2.5-7B", "--length", "128", "--quantization", "nf4")
-    assert (ran.code, ran.out) == (2, "")
-    assert "error: --quantization needs LoRA, because layers in 4 bits are frozen: add --lora 16." in ran.err
-
-
 def test_output_file_has_the_form_of_its_suffix(trace: Path, run: Run, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("r.html", "r.md", "r.json")]
     ran = run("predict", trace, "--iterations", "1000", "--gpus", "T4", "--output", ",".join(paths))
@@ -324,11 +309,18 @@ def test_output_file_has_the_form_of_its_suffix(trace: Path, run: Run, tmp_path:
     assert answer["energy"].keys() == {"T4"}
 
 
-def test_gpus_lists_all(run: Run) -> None:
+def test_gpus_lists_all_and_the_sources_of_one(run: Run) -> None:
     out = run("gpus").out
     assert f"{len(gpu_names())} GPUs." in out
     assert all(f"\n{name} " in out for name in gpu_names())
     assert [row["name"] for row in run("gpus", "--json").json] == list(gpu_names())
+    out = run("gpus", "H100").out
+    assert out.startswith("H100-SXM-80GB\n")
+    assert "NVIDIA H100 80GB HBM3" in out
+    assert "80 GiB, 3,350 GB/s" in out
+    assert "https://www.nvidia.com/en-us/data-center/h100/" in out
+    assert "Others of this name: H100-SXM-96GB, H100-PCIe-80GB, H100-NVL-94GB." in out
+    assert run("gpus", "tesla t4", "--json").json["name"] == "T4"
 
 
 def test_gpus_filters(run: Run) -> None:
@@ -340,16 +332,6 @@ def test_gpus_filters(run: Run) -> None:
     assert "\n1 GPU. Peaks" in run("gpus", "5090-l").out
     ran = run("gpus", "--architecture", "hoper")
     assert "'hoper' is not an architecture. There are: kepler, maxwell" in ran.err
-
-
-def test_gpus_shows_sources_of_one_gpu(run: Run) -> None:
-    out = run("gpus", "H100").out
-    assert out.startswith("H100-SXM-80GB\n")
-    assert "NVIDIA H100 80GB HBM3" in out
-    assert "80 GiB, 3,350 GB/s" in out
-    assert "https://www.nvidia.com/en-us/data-center/h100/" in out
-    assert "Others of this name: H100-SXM-96GB, H100-PCIe-80GB, H100-NVL-94GB." in out
-    assert run("gpus", "tesla t4", "--json").json["name"] == "T4"
 
 
 def test_offers_lists_and_filters(run: Run) -> None:
@@ -436,11 +418,14 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
     assert "There is no policy 'best'" in run("plan", jobs, "--method", "best").err
 
 
-def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path) -> None:
+def test_simulate_without_a_plan_and_quantization_without_lora_are_refused(run: Run, tmp_path: Path) -> None:
     ran = run("simulate", tmp_path / "study.yaml")
     assert ran.code == 2
     assert "name it with --replay plan/plan.json." in ran.err
     assert "python -m benchmarks.planning STUDY.yaml, in a clone" in ran.err
+    ran = run("predict", "hf:Qwen/Qwen2.5-7B", "--length", "128", "--quantization", "nf4")
+    assert (ran.code, ran.out) == (2, "")
+    assert "error: --quantization needs LoRA, because layers in 4 bits are frozen: add --lora 16." in ran.err
 
 
 def test_quick_measurement_writes_a_profile(run: Run, tmp_path: Path) -> None:

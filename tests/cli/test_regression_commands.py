@@ -48,11 +48,16 @@ def test_predictions_as_json(table: Path, run: Run) -> None:
     assert answer["left_out_error"] == pytest.approx(0, abs=1e-9)
 
 
-def test_regression_is_shown_without_settings(table: Path, run: Run) -> None:
+def test_regressions_without_settings_from_history_or_without_scipy(
+    table: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = run("regress", table)
     assert ran.out.startswith("12 past runs of net: seconds per iteration = 0.04 ")
     assert "interval" not in ran.out
     assert run("regress", table, "--json").json["predictions"] == []
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
+    assert "pip install lightning-predict[fitting]" in run("regress", table).err
 
 
 def test_columns_values_and_other_gpus(table: Path, run: Run) -> None:
@@ -72,14 +77,11 @@ def test_layout_name_gives_number_of_gpus(table: Path, run: Run) -> None:
     assert [one["seconds"] for one in again] == pytest.approx([prediction["seconds"] for prediction in predictions])
 
 
-def test_regress_reads_history(run: Run) -> None:
+def test_history_is_read_and_a_time_that_falls_to_0_is_a_dash(run: Run, tmp_path: Path) -> None:
     for samples in (8, 16, 32):
         append_record(replace(RECORD, model="m", samples=samples, step_seconds=0.1 + 0.01 * samples))
     answer = run("regress", "history", "--batch-sizes", "64", "--iterations", "1000", "--json").json
     assert answer["predictions"][0]["seconds"] == pytest.approx(740)
-
-
-def test_a_regression_that_falls_to_0_is_a_dash(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "runs.csv"
     rows = "".join(f"T4,{n},8,1,{10 - 15 / n}\n" for n in range(2, 9))  # at one GPU, 10 - 15 < 0
     path.write_text(f"gpu,num_gpus,batch_size,iterations,seconds\n{rows}")
@@ -109,12 +111,6 @@ def test_regress_rejects_invalid_options(words: list[str], problem: str, table: 
     ran = run("regress", table, *words)
     assert ran.code == 2
     assert ran.err.startswith(f"lightning-predict: error: {problem}")
-
-
-def test_missing_extra_is_named(table: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
-    assert "pip install lightning-predict[fitting]" in run("regress", table).err
 
 
 def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run: Run) -> None:

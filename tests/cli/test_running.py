@@ -22,10 +22,14 @@ from tests.cli.conftest import Run, arguments, python
 from tests.processes import ROOT
 
 
-def test_help_of_program_lists_all_commands(run: Run) -> None:
+def test_program_has_a_help_of_all_commands_a_version_and_20_options(run: Run) -> None:
     ran = run("--help")
     assert (ran.code, run().out) == (0, ran.out)
     assert re.findall(r"(?m)^  ([a-z-]+) ", ran.out)[: len(COMMANDS)] == [*COMMANDS]
+    assert len(re.findall(r"(?m)^  (?:-\w, )?(--[a-z][a-z0-9-]*)", run("predict", "--help").out)) <= 20
+    assert run("--version").out.strip() == f"lightning-predict {lightning_predict.__version__}"
+    project = read_toml(Path(__file__).parents[2] / "pyproject.toml", CatalogueError).value
+    assert project["project"]["scripts"] == {"lightning-predict": "lightning_predict.cli:main"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -38,19 +42,6 @@ def test_help_documents_every_option_in_short_sentences(name: str, run: Run) -> 
     assert all(re.search(r"[A-Z][\w ,;]+", text.partition("  ")[2]) for text in options)
     sentences = [sentence for text in described for sentence in re.split(r"(?<=[.:;])\s+|\n\n| \[", text)]
     assert not [sentence for sentence in sentences if len(sentence.split()) > 25]
-
-
-def test_predict_has_at_most_20_options(run: Run) -> None:
-    assert len(re.findall(r"(?m)^  (?:-\w, )?(--[a-z][a-z0-9-]*)", run("predict", "--help").out)) <= 20
-
-
-def test_version_of_package_is_printed(run: Run) -> None:
-    assert run("--version").out.strip() == f"lightning-predict {lightning_predict.__version__}"
-
-
-def test_program_is_installed_under_its_name() -> None:
-    project = read_toml(Path(__file__).parents[2] / "pyproject.toml", CatalogueError).value
-    assert project["project"]["scripts"] == {"lightning-predict": "lightning_predict.cli:main"}
 
 
 @pytest.mark.parametrize("module", ["lightning_predict", "lightning_predict.cli"])
@@ -108,13 +99,16 @@ def test_error_inside_command_has_no_traceback(
     assert (ran.code, ran.err) == (2, f"lightning-predict: error: {text}\n")
 
 
-def test_closed_pipe_is_no_error() -> None:
+def test_closed_pipe_or_output_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "lightning_predict.cli", "gpus", "--json"]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+    without_output = f"{sys.executable} -m lightning_predict.cli gpus T4 >&-"
+    ran = subprocess.run(["bash", "-c", without_output], capture_output=True, cwd=ROOT)
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_options_take_hyphens_or_underscores() -> None:
@@ -188,9 +182,3 @@ def test_flags_of_the_interpreter_change_no_answer(flags: list[str]) -> None:
     plain = subprocess.run([sys.executable, "-m", "lightning_predict.cli", "gpus", "T4"], capture_output=True, cwd=ROOT)
     ran = subprocess.run(command, capture_output=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout) == (0, plain.stdout), ran.stderr
-
-
-def test_a_closed_output_is_no_error() -> None:
-    command = f"{sys.executable} -m lightning_predict.cli gpus T4 >&-"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
-    assert (ran.returncode, ran.stderr) == (0, b"")

@@ -54,13 +54,17 @@ def test_anonymise_writes_a_trace_without_names(run: Run, trace: Path, tmp_path:
     assert [one.module for one in lp.Trace.load(str(kept)).operations] == [one.module for one in whole.operations]
 
 
-def test_import_reads_a_profile(run: Run, tmp_path: Path) -> None:
+def test_import_reads_a_profile_and_view_its_gpu(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "run.json.gz"
     answer = run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", output, "--json").json
     read = lp.Trace.load(str(output))
     assert answer["operations"] == len(read.operations) > 0
     assert answer["recorder"] == read.recorder == "kineto"
     assert answer["kernels"] == len(read.kernels) > 0
+    run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", tmp_path / "run.json")
+    answer = run("trace", "view", tmp_path / "run.json", "--json").json
+    assert answer["gpu"] == "A100-SXM-40GB"
+    assert answer["written"] == str(tmp_path / "run.timeline.json")
 
 
 def test_import_rejects_other_files(trace: Path, run: Run, tmp_path: Path) -> None:
@@ -85,18 +89,16 @@ def test_view_writes_a_timeline_that_perfetto_opens(trace: Path, run: Run, tmp_p
     assert run("trace", "view", trace, "--gpu", "T4", "--output", output, "--json").json["gpu"] == "T4"
 
 
-def test_view_defaults_to_recording_gpu(run: Run, tmp_path: Path) -> None:
-    read = tmp_path / "run.json"
-    run("trace", "import", RECORDINGS / "synthetic_cuda_step.json", "--output", read)
-    answer = run("trace", "view", read, "--json").json
-    assert answer["gpu"] == "A100-SXM-40GB"
-    assert answer["written"] == str(tmp_path / "run.timeline.json")
-
-
-def test_view_needs_a_known_gpu(trace: Path, run: Run) -> None:
+def test_view_and_memory_name_what_the_trace_lacks(trace: Path, run: Run, tmp_path: Path) -> None:
     assert "The trace was not recorded on a GPU of the catalogue; say which to view: --gpu T4." in (
         run("trace", "view", trace).err
     )
+    read = lp.Trace.load(str(trace))
+    unseen = replace(read, operations=tuple(replace(operation, outputs=()) for operation in read.operations))
+    unseen.save(str(tmp_path / "unseen.json"))
+    ran = run("trace", "memory", tmp_path / "unseen.json", "--gpu", "T4")
+    assert ran.code != 0
+    assert "The trace does not hold what its operations write, or no model" in ran.err
 
 
 def test_explain_names_source_of_each_time(trace: Path, run: Run) -> None:
@@ -123,15 +125,6 @@ def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
     assert "on the T4; the chance that it fits is >99 %." in text
     assert "Peak in the " in text
     assert "parameters and buffers" in text
-
-
-def test_memory_needs_outputs_of_operations(trace: Path, run: Run, tmp_path: Path) -> None:
-    read = lp.Trace.load(str(trace))
-    unseen = replace(read, operations=tuple(replace(operation, outputs=()) for operation in read.operations))
-    unseen.save(str(tmp_path / "unseen.json"))
-    ran = run("trace", "memory", tmp_path / "unseen.json", "--gpu", "T4")
-    assert ran.code != 0
-    assert "The trace does not hold what its operations write, or no model" in ran.err
 
 
 @pytest.mark.parametrize(

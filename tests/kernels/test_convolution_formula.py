@@ -146,14 +146,11 @@ def test_groups_without_a_kernel_are_copied_to_32_channels() -> None:
     assert copies < seconds < 368e-6
 
 
-def test_groups_that_libraries_have_kernels_for_gain_channels_last() -> None:
+def test_groups_with_kernels_gain_channels_last_and_large_depthwise_filters_lose() -> None:
     for half in PASSES:
         first, last = (by_formula(grouped(half, 8, channels_last=each))[GPUS.index(gpu("RTX-3090"))] for each in (0, 1))
         assert last < first
-
-
-def test_large_depthwise_filters_are_slower_channels_last() -> None:
-    """ConvMixers of 9 x 9 run at half their speed channels last, filters of 7 x 7 gain (RTX 3090, torch 2.4)."""
+    # ConvMixers of 9 x 9 run at half their speed channels last, filters of 7 x 7 gain (RTX 3090, torch 2.4).
     place = GPUS.index(gpu("RTX-3090"))
     for taps, gains in ((7, True), (9, False)):
         first, last = (by_formula(grouped("conv2d", 1, channels_last=each, taps=taps))[place] for each in (0, 1))
@@ -236,16 +233,13 @@ def test_float64_is_computed_at_its_own_rate() -> None:
     assert (seconds > least)[~np.isnan(least)].all()
 
 
-def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
-    """On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms."""
+def test_depthwise_filters_and_patches_take_about_their_traffic(models: BundledModels) -> None:
+    # On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms.
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}
     item = operation_shape("conv2d", "tf32", **words, channels_last=1)
     seconds = predict_operation_times([item], [gpu("L4")], models).seconds[0, 0]
     assert 0.34e-3 < seconds < 0.9e-3
-
-
-def test_depthwise_filters_take_about_their_traffic(models: BundledModels) -> None:
-    """ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs."""
+    # ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs.
     words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "image_size": 56, "padding": 3}
     item = operation_shape("conv2d", "float16", kernel_size=7, channels_last=1, **words)
     a100, v100 = predict_operation_times([item], [gpu("A100-SXM-40GB"), gpu("V100-SXM2-16GB")], models).seconds[:, 0]

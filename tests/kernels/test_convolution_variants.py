@@ -71,16 +71,13 @@ def test_operation_seconds_equal_the_translated_call(name: str, settings: dict[s
     assert [part.times for part in parts] == ([] if name == "conv3d" else [1.0])
 
 
-def test_the_passes_of_a_transposed_convolution_change_places() -> None:
+def test_transposed_passes_change_places_and_a_volume_is_read_once() -> None:
     words = words_of("conv_transpose2d", {})
     names = [
         surrogates_of(operation_shape(f"conv_transpose2d{suffix}", "float32", **words))[0].shape.operation
         for suffix in PASSES
     ]
     assert names == ["conv2d_backward_input", "conv2d", "conv2d_backward_weight"]
-
-
-def test_a_volume_is_read_once_and_not_once_for_each_tap_of_depth() -> None:
     item = operation_shape("conv3d", "float32", batch=2, in_channels=3, out_channels=5, image_size=8, kernel_size=3)
     # 2 x 3 x 8³ read, 5 x 3 x 27 filters, 2 x 5 x 6³ written.
     assert float(batch_shapes([item]).bytes_moved[0]) == 4 * (2 * 3 * 8**3 + 5 * 3 * 27 + 2 * 5 * 6**3)
@@ -120,17 +117,11 @@ def seconds(dtype: str, gpu: str) -> float:
     return duration
 
 
-def test_float16_before_tensor_cores_is_no_slower_than_float32() -> None:
+def test_precisions_that_a_gpu_lacks_run_at_the_rates_measured() -> None:
     # VGG-16 in half takes 0.91 of its time in single on a GTX 1080 Ti (torchvision, 2019).
     assert seconds("float16", "GTX-1080-Ti") <= seconds("float32", "GTX-1080-Ti") * 1.001
-
-
-def test_bfloat16_runs_at_the_rate_of_its_emulation() -> None:
     # 2 x 12 x 56 x 56 x 256 x 256 x 9 FLOPs at the 5.38 TFLOP/s that people measured, half of float32's rate.
     assert seconds("bfloat16", "GTX-1080-Ti") >= 2 * 12 * 56**2 * 256**2 * 9 / 5.38e12 * 0.999
-
-
-def test_kepler_computes_every_product_of_a_convolution() -> None:
     # The K80 sustains 2.1 TFLOP/s, and cuDNN's kernels with fewer products begin with Maxwell.
     flops = 2 * 12 * 56**2 * 256**2 * 9
     assert seconds("float32", "K80") >= flops / 2.1e12 * 0.999

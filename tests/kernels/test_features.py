@@ -71,17 +71,24 @@ def test_every_operation_of_a_family_has_the_same_features(name: str) -> None:
             assert network_spec(operation, dtype) is family
 
 
-def test_an_operation_without_a_family_has_none() -> None:
-    assert network_spec("linear", "tf32") is None
-    assert network_spec("host_copy", "float32") is None
-
-
-def test_tiles_count_waves_tail_and_padding() -> None:
+def test_features_by_hand() -> None:
     # 200 x 100 in tiles of 64 x 64: 4 x 2 = 8 blocks a copy, 16 for two, on 10 SMs: 1.6 waves take the time of 2.
     named = tile_features(np.array([200.0]), np.array([100.0]), np.array([2.0]), [SMALL], [(64, 64)])
     assert named["waves_64x64"][0, 0] == pytest.approx(np.log2(1.6))
     assert named["tail_64x64"][0, 0] == pytest.approx(np.log2(0.8))
     assert named["filled_64x64"][0, 0] == pytest.approx(np.log2(200 * 100 / (256 * 128)))
+    values = np.array([1.0, 12, 64, 4096, 100.0])
+    assert alignment(values).tolist() == [[0, 2, 6, 7, 2]]  # 4096 counts as 128
+    words = {"b": 4, "m": 16, "n": 32, "k": 64}
+    assert [int(x[0]) for x in canonical_shape(shape_batch("linear", "float32", **words))] == [1, 64, 32, 64]
+    assert [int(x[0]) for x in canonical_shape(shape_batch("bmm", "float32", **words))] == [4, 16, 32, 64]
+    machine = matmul_features(EXAMPLES["matmul_half"], [SMALL])
+    # 8 TFLOP/s over 10 SMs at 1 GHz: 800 a clock; 100 GB/s over the same: 10 bytes a clock.
+    assert machine["flops_per_clock"][0, 0] == pytest.approx(np.log2(800))
+    assert machine["memory_bytes_per_clock"][0, 0] == pytest.approx(np.log2(10))
+    assert [machine[flag][0, 0] for flag in ("ampere_or_later", "hopper_or_later")] == [1, 0]
+    assert network_spec("linear", "tf32") is None
+    assert network_spec("host_copy", "float32") is None
 
 
 @given(st.floats(1, 1e6), st.floats(1, 200))
@@ -91,17 +98,6 @@ def test_the_tail_is_a_share(blocks: float, slots: float) -> None:
     assert 0 < tail[0] <= 1
 
 
-def test_alignment_is_the_largest_power_of_two() -> None:
-    values = np.array([1.0, 12, 64, 4096, 100.0])
-    assert alignment(values).tolist() == [[0, 2, 6, 7, 2]]  # 4096 counts as 128
-
-
-def test_a_linear_layer_folds_its_copies_into_rows_and_a_batched_product_does_not() -> None:
-    words = {"b": 4, "m": 16, "n": 32, "k": 64}
-    assert [int(x[0]) for x in canonical_shape(shape_batch("linear", "float32", **words))] == [1, 64, 32, 64]
-    assert [int(x[0]) for x in canonical_shape(shape_batch("bmm", "float32", **words))] == [4, 16, 32, 64]
-
-
 def test_reference_is_launch_and_the_longer_of_computing_and_moving() -> None:
     # 2 x 1000^3 FLOPs at 1 TFLOP/s = 2 ms; 12 MB: 30 us from the L2 at 400 GB/s, (12 - 1) MB / 100 GB/s = 110 us.
     batch = shape_batch("bmm", "float32", b=1, m=1000, n=1000, k=1000)
@@ -109,34 +105,14 @@ def test_reference_is_launch_and_the_longer_of_computing_and_moving() -> None:
     # 12 bytes x 1e6 elements: 10 FLOPs cannot hide it.
     add = shape_batch("add", "float32", rows=1000, cols=1000)
     assert reference_seconds(add, [SMALL])[0, 0] == pytest.approx(LAUNCH_SECONDS + 11e6 / 100e9)
-
-
-def test_reference_does_not_jump_where_the_working_set_outgrows_the_cache() -> None:
     elements = 1e6 / 12  # the L2 of SMALL, in elements of an add
     batch = shape_batch("add", "float32", rows=1, cols=[np.floor(elements), np.floor(elements) + 1])
     inside, outside = reference_seconds(batch, [SMALL])[0]
     assert outside == pytest.approx(inside, rel=1e-4)
-
-
-def test_a_winograd_filter_is_measured_against_its_fewest_operations() -> None:
     words = {"batch": 64, "in_channels": 256, "out_channels": 256, "image_size": 56}
     three = shape_batch("conv2d", "float32", kernel_size=3, padding=1, **words)
     seconds = reference_seconds(three, [SMALL])[0, 0] - LAUNCH_SECONDS
     assert seconds == pytest.approx(three.flops[0] / 2.25 / 1e12)
-
-
-def test_machine_features_are_ratios_to_lanes() -> None:
-    named = matmul_features(EXAMPLES["matmul_half"], [SMALL])
-    # 8 TFLOP/s over 10 SMs at 1 GHz: 800 a clock; 100 GB/s over the same: 10 bytes a clock.
-    assert named["flops_per_clock"][0, 0] == pytest.approx(np.log2(800))
-    assert named["memory_bytes_per_clock"][0, 0] == pytest.approx(np.log2(10))
-    assert [named[flag][0, 0] for flag in ("ampere_or_later", "hopper_or_later")] == [1, 0]
-
-
-def test_the_machine_features_are_those_that_no_shape_changes() -> None:
-    named = machine_features(EXAMPLES["matmul_half"], [SMALL, OLD])
-    assert tuple(named) == MACHINE_FEATURES
-    assert all(values.shape == (2, 1) for values in named.values())
 
 
 @pytest.mark.parametrize(("base_clock_hz", "shortage"), [(0.9e9, 0.0), (0.6e9, 0.0), (0.3e9, -1.0)])
@@ -146,13 +122,20 @@ def test_a_base_clock_far_below_the_boost_clock_is_a_shortage(base_clock_hz: flo
     assert clock_features([card])["clock_shortage"][0, 0] == pytest.approx(shortage, abs=1e-9)
 
 
-def test_the_half_family_tells_its_dtypes_apart() -> None:
+def test_features_tell_half_dtypes_apart_but_not_elementwise_operations() -> None:
     words = {"m": 64, "n": 64, "k": 64}
     flags = [
         matmul_features(shape_batch("linear", dtype, **words), [SMALL])["float16"][0, 0]
         for dtype in HALF_PRECISION.dtypes
     ]
     assert flags == [1, 0]
+    relu = shape_batch("relu", "float16", rows=1000, cols=1000)
+    copy = shape_batch("transfer", "float32", read_bytes=2e6, write_bytes=2e6, flops=1e6)
+    for name, values in vector_features(relu, [SMALL]).items():
+        np.testing.assert_allclose(vector_features(copy, [SMALL])[name], values, err_msg=name)
+    named = machine_features(EXAMPLES["matmul_half"], [SMALL, OLD])
+    assert tuple(named) == MACHINE_FEATURES
+    assert all(values.shape == (2, 1) for values in named.values())
 
 
 def test_a_backward_pass_is_the_matrix_product_it_computes() -> None:
@@ -173,10 +156,3 @@ def test_a_backward_pass_is_the_matrix_product_it_computes() -> None:
 )
 def test_memory_is_stacked_on_the_large_dies_alone(name: str, stacked: int) -> None:
     assert vector_features(EXAMPLES["vector"], [gpu(name)])["stacked_memory"][0, 0] == stacked
-
-
-def test_an_elementwise_operation_is_the_transfer_of_its_bytes() -> None:
-    relu = shape_batch("relu", "float16", rows=1000, cols=1000)
-    copy = shape_batch("transfer", "float32", read_bytes=2e6, write_bytes=2e6, flops=1e6)
-    for name, values in vector_features(relu, [SMALL]).items():
-        np.testing.assert_allclose(vector_features(copy, [SMALL])[name], values, err_msg=name)

@@ -47,10 +47,15 @@ def test_a_mean_loss_writes_each_element_and_reads_it_again(loss: object) -> Non
     assert mean.dims[:2] == (SIZE, 4.0)
 
 
-def test_a_loss_without_reduction_writes_each_element_once() -> None:
+def test_losses_and_logarithms_of_sums_pass_over_their_input_by_hand() -> None:
     trace = recorded(lambda x: torch.nn.functional.mse_loss(x, x, reduction="none"), 1024)
     (each,) = (shape for operation in trace.operations for shape in translate(operation, Flags()))
     assert each.dims[:2] == (2 * SIZE, SIZE)
+    # The maximum, the difference, its exponentials, their sum: four reads of 1,024 numbers and two writes.
+    trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
+    shapes = [shape for operation in trace.operations for shape in translate(operation, Flags())]
+    kept = 32 * 4.0
+    assert [shape.dims[:2] for shape in shapes] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
 
 
 def test_smooth_l1_matches_measurements() -> None:
@@ -60,14 +65,6 @@ def test_smooth_l1_matches_measurements() -> None:
     h100, l40s = device_seconds(loss, "H100-PCIe-80GB", "L40S") * 1e3
     assert h100 == pytest.approx(9.0, rel=0.1)
     assert l40s == pytest.approx(25.0, rel=0.1)
-
-
-def test_a_logarithm_of_sums_of_exponentials_passes_six_times() -> None:
-    """The maximum, the difference, its exponentials, their sum: four reads of 1,024 numbers and two writes."""
-    trace = recorded(lambda x: torch.logsumexp(x, dim=1), 32, 32)
-    shapes = [shape for operation in trace.operations for shape in translate(operation, Flags())]
-    kept = 32 * 4.0
-    assert [shape.dims[:2] for shape in shapes] == [(SIZE, kept), (SIZE + kept, SIZE), (SIZE, SIZE), (SIZE, kept)]
 
 
 @pytest.mark.parametrize(
@@ -154,16 +151,6 @@ def test_widening_cast_loads_single_elements() -> None:
     assert of_narrowed.operation == of_copy.operation == VECTORIZED
 
 
-def test_a_cast_in_a_file_writes_the_dtype_that_it_was_asked_for() -> None:
-    """Files have no outputs: 1,024 numbers of 4 bytes read and of 2 written, and the other way round."""
-    x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
-    casts = [(x, "bfloat16"), (half, "float32")]
-    found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
-    shapes = [translate(operation, Flags())[0] for operation in found]
-    assert [shape.dims[:2] for shape in shapes] == [(4096, 2048), (2048, 4096)]
-    assert [one.operation for one in shapes] == [VECTORIZED, LIMITED]  # only the widening cast loads single elements
-
-
 def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
     """4,096 rows, 32 at a time, 1,500 cycles each: 0.12 ms on a T4 (0.146 ms with the softmax, KernelBench v0)."""
     logits, targets = TensorInfo((4096, 10), "float32"), TensorInfo((4096,), "int64")
@@ -175,7 +162,7 @@ def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
     assert minimum_latencies(translate(of_images, Flags()), [t4])[0, 0] == 0
 
 
-def test_squares_are_products_and_other_powers_are_not() -> None:
+def test_squares_are_products_and_casts_write_the_dtype_asked_for() -> None:
     x = TensorInfo((4, 8), "float32")
 
     def kind(exponent: float) -> str:
@@ -183,9 +170,13 @@ def test_squares_are_products_and_other_powers_are_not() -> None:
         return translate(call, Flags())[0].operation
 
     assert (kind(2), kind(0.5), kind(2.5)) == ("mul_scalar", "mul_scalar", "pow_scalar")
-
-
-def test_operands_of_two_dtypes_load_single_elements() -> None:
+    # Files have no outputs: 1,024 numbers of 4 bytes read and of 2 written, and the other way round.
+    x, half = TensorInfo((1024,), "float32"), TensorInfo((1024,), "bfloat16")
+    casts = [(x, "bfloat16"), (half, "float32")]
+    found = [Operation(name="aten::_to_copy", phase="other", inputs=(y,), arguments={"dtype": to}) for y, to in casts]
+    shapes = [translate(operation, Flags())[0] for operation in found]
+    assert [shape.dims[:2] for shape in shapes] == [(4096, 2048), (2048, 4096)]
+    assert [one.operation for one in shapes] == [VECTORIZED, LIMITED]  # only the widening cast loads single elements
     x, half = TensorInfo((4, 8), "float32"), TensorInfo((4, 8), "bfloat16")
     both = Operation(name="aten::add", phase="forward", inputs=(x, half), outputs=(x,))
     alike = Operation(name="aten::add", phase="forward", inputs=(x, x), outputs=(x,))

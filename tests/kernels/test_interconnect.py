@@ -42,13 +42,14 @@ def chunks(shorter: float) -> float:
     return 2 * math.sqrt(CHUNK_SECONDS * shorter)
 
 
-def test_one_gpu_has_nothing_to_send() -> None:
-    assert seconds("all_reduce", 1e9, layout_of("T4")) == 0
-
-
-def test_in_one_machine_the_measured_curve_counts() -> None:
+def test_measured_curve_counts_in_a_machine_and_chunks_between_machines() -> None:
     # 8 H100, 536,870,912 bytes: 2.11 ms in three builds of NVIDIA's aiconfigurator tables (NCCL 2.27).
     assert seconds("all_reduce", 536_870_912, EIGHT) == pytest.approx(2.11e-3, rel=0.05)
+    # nccl-tests over two machines of eight H200 (RoCE, eight adapters of 400 Gbit/s): us at 4, 64 and 512 MiB.
+    for mebibytes, microseconds in ((4, 106.1), (64, 461.0), (512, 2327.1)):
+        duration = seconds("all_reduce", mebibytes * 2**20, layout_of("2x8xH200-SXM-141GB"))
+        assert duration == pytest.approx(microseconds * 1e-6, rel=0.15)
+    assert seconds("all_reduce", 1e9, layout_of("T4")) == 0
 
 
 @pytest.mark.parametrize(
@@ -97,13 +98,6 @@ def test_small_messages_over_many_machines_cost_the_latency_of_every_step() -> N
     assert added == pytest.approx(119e-6, rel=1e-6)
 
 
-def test_a_fast_network_leaves_the_links_inside_as_the_limit() -> None:
-    fast = Interconnect(inter_node_bytes_per_second=1e15)
-    inside = seconds("all_reduce", 10e9, EIGHT)
-    added = 2 * TREE_HOP_SECONDS + chunks(10e9 / 1e15)
-    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + added, rel=1e-6)
-
-
 def test_a_gpu_sends_through_its_own_rail() -> None:
     # Eight adapters of 400 Gbit/s, one a GPU: 9 of 10 bytes of its 50 GB/s. A ring of 16 GPUs, one in each machine,
     # passes 15/16 of 48 GB through each rail: 1 s, whether the other seven GPUs are silent or send as well.
@@ -124,12 +118,24 @@ def test_a_gpu_sends_through_its_own_rail() -> None:
     assert seconds("all_gather", 48e9, alone, said) == pytest.approx(1.0, rel=0.01)
 
 
-def test_networks_by_generation() -> None:
+def test_networks_by_generation_machine_and_rdma() -> None:
     assert network_bytes_per_second(layout_of("2x8xH100-SXM-80GB")) == 400e9  # eight adapters of 400 Gbit/s
     assert network_bytes_per_second(layout_of("2x8xL4")) == ETHERNET_BYTES_PER_SECOND
     assert seconds("all_gather", 1e9, layout_of("2x1xL4")) == pytest.approx(
         0.5e9 / (NETWORK_SHARE * ETHERNET_BYTES_PER_SECOND) + RING_HOP_SECONDS
     )
+    # p4d's eight GPUs share four adapters, so that four reach half of them; p3dn has one, which four may fill.
+    for machine, part in (("p4d.24xlarge", 2.0), ("p3dn.24xlarge", 1.0)):
+        whole = layout_of(f"2x{machine}")
+        half = replace(whole, gpus_per_node=4)
+        sent = 7 / 8 * 10e9 * part / (0.9 * network_bytes_per_second(whole))  # ring of eight: 7 / 8 of the message
+        assert seconds("all_gather", 10e9, half) == pytest.approx(sent, rel=0.1)
+    plain = layout_of("2xa2-highgpu-8g")  # 100 Gbit/s through TCP
+    assert seconds("all_gather", 10e9, plain) == pytest.approx(10 * 15 / 16 / (SOCKET_SHARE * 12.5), rel=1e-3)
+    fast = Interconnect(inter_node_bytes_per_second=1e15)
+    inside = seconds("all_reduce", 10e9, EIGHT)
+    added = 2 * TREE_HOP_SECONDS + chunks(10e9 / 1e15)
+    assert seconds("all_reduce", 10e9, layout_of("2x8xH100"), fast) == pytest.approx(inside + added, rel=1e-6)
 
 
 @given(
@@ -173,23 +179,9 @@ def test_a_named_machine_brings_its_network() -> None:
     assert link_assumption_notes(named, said) == link_assumption_notes(EIGHT, CATALOGUE) == ()
 
 
-def test_half_of_a_machine_reaches_its_adapters_alone() -> None:
-    """p4d's eight GPUs share four adapters, so that four reach half of them; p3dn has one, which four may fill."""
-    for machine, part in (("p4d.24xlarge", 2.0), ("p3dn.24xlarge", 1.0)):
-        whole = layout_of(f"2x{machine}")
-        half = replace(whole, gpus_per_node=4)
-        sent = 7 / 8 * 10e9 * part / (0.9 * network_bytes_per_second(whole))  # ring of eight: 7 / 8 of the message
-        assert seconds("all_gather", 10e9, half) == pytest.approx(sent, rel=0.1)
-
-
 def hops(nodes: int) -> float:
     """Latency of a ring over machines of eight."""
     return (nodes - 1) * (RING_HOP_SECONDS + 7 * STEP_SECONDS)
-
-
-def test_without_rdma_the_processor_carries_less() -> None:
-    plain = layout_of("2xa2-highgpu-8g")  # 100 Gbit/s through TCP
-    assert seconds("all_gather", 10e9, plain) == pytest.approx(10 * 15 / 16 / (SOCKET_SHARE * 12.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", PCIE_MACHINES)
@@ -283,21 +275,11 @@ def test_invalid_bandwidth_is_rejected(value: float) -> None:
         Interconnect(inter_node_bytes_per_second=value)
 
 
-def test_unknown_collectives_and_negative_messages_are_refused() -> None:
+def test_unknown_collectives_negative_messages_and_several_slices_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="'gossip' is not a collective; choose one of all_reduce"):
         collective_seconds("gossip", 1.0, EIGHT)
     with pytest.raises(InvalidArgumentError, match="expected sizes of at least 0 bytes"):
         collective_seconds("all_reduce", -1.0, EIGHT)
-
-
-def test_a_message_passes_machines_and_network_in_chunks() -> None:
-    # nccl-tests over two machines of eight H200 (RoCE, eight adapters of 400 Gbit/s): us at 4, 64 and 512 MiB.
-    for mebibytes, microseconds in ((4, 106.1), (64, 461.0), (512, 2327.1)):
-        duration = seconds("all_reduce", mebibytes * 2**20, layout_of("2x8xH200-SXM-141GB"))
-        assert duration == pytest.approx(microseconds * 1e-6, rel=0.15)
-
-
-def test_several_slices_of_a_machine_are_refused() -> None:
     piece = "A100-SXM-80GB-MIG-3g.40gb"
     with pytest.raises(InvalidArgumentError, match=rf"has 2 slices in a machine, which NCCL does not join.*'{piece}'"):
         collective_seconds("all_reduce", 1e6, layout_of(f"2x{piece}"))

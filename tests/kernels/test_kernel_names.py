@@ -106,21 +106,15 @@ SHAPES = ([8192, 4096], [4096, 4096])
 HEADS = ([8, 4096, 16, 128],) * 3
 
 
-def test_a_graph_of_products_scales_as_the_same_products_through_aten() -> None:
+def test_products_of_graphs_and_transformer_engine_scale_as_through_aten() -> None:
     in_graph, through_aten = graph(NVJET, 400, 1), called("aten::mm", 400, SHAPES, NVJET)
     assert {operation.name for operation in in_graph.operations} == {"cuda_graph"}
     assert on_a100(in_graph) == pytest.approx(on_a100(through_aten), rel=0.15)
     # Waves alone take the bandwidths' ratio, 1.6 instead of about 2.8.
     assert on_a100(in_graph, "wave") < 0.7 * on_a100(through_aten)
-
-
-def test_transformer_engine_scales_as_the_same_product_through_aten() -> None:
     assert on_a100(called("_Linear", 400, SHAPES, NVJET)) == pytest.approx(
         on_a100(called("aten::mm", 400, SHAPES, NVJET)), rel=0.15
     )
-
-
-def test_a_float8_product_of_transformer_engine_takes_the_rates_of_16_bits_elsewhere() -> None:
     trace = called("_Linear", 255, SHAPES, "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT")
     expected = SHORTEST_KERNEL_SECONDS + (255e-6 - SHORTEST_KERNEL_SECONDS) * sustained_flops(
         H100, "float8"
@@ -144,7 +138,17 @@ def test_the_speed_of_flash_attention_3_stays_on_hopper(microseconds: float) -> 
     assert on_a100(faster) == pytest.approx(same_work, rel=0.15)
 
 
-def test_another_hopper_runs_flash_attention_3_as_fast() -> None:
+def test_flash_attention_is_timed_with_or_without_kernels_and_its_mask() -> None:
+    trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
+    (item,) = work_items(trace)
+    assert [shape.operation for shape in item.shapes] == ["attention"]
+    seconds = predict_work_times(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
+    own = lp.operator_seconds("attention", H100.name, dtype="bfloat16", batch=8, heads=16, seq=4096, head_dim=128)
+    assert seconds == pytest.approx(float(own), rel=0.01)
+    causal = ["", "", "", "0.", "0.088", "True"]
+    trace = called("flash_attn::_flash_attn_forward", 900, HEADS, FLASH_3, **{"Concrete Inputs": causal})
+    (item,) = work_items(trace)
+    assert [(shape.operation, shape.parameters["causal"]) for shape in item.shapes] == [("attention", 1)]
     h200 = gpu("H200-SXM-141GB")
     models = kernel_models((H100.name, h200.name))
     slow, fast = (
@@ -154,38 +158,16 @@ def test_another_hopper_runs_flash_attention_3_as_fast() -> None:
     assert seconds[1] < 0.7 * seconds[0]
 
 
-def test_flash_attention_without_kernels_is_no_copy() -> None:
-    trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
-    (item,) = work_items(trace)
-    assert [shape.operation for shape in item.shapes] == ["attention"]
-    seconds = predict_work_times(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
-    own = lp.operator_seconds("attention", H100.name, dtype="bfloat16", batch=8, heads=16, seq=4096, head_dim=128)
-    assert seconds == pytest.approx(float(own), rel=0.01)
-
-
-def test_the_causal_mask_of_flash_attention_is_read_from_its_arguments() -> None:
-    causal = ["", "", "", "0.", "0.088", "True"]
-    trace = called("flash_attn::_flash_attn_forward", 900, HEADS, FLASH_3, **{"Concrete Inputs": causal})
-    (item,) = work_items(trace)
-    assert [(shape.operation, shape.parameters["causal"]) for shape in item.shapes] == [("attention", 1)]
-
-
-def test_memory_bound_kernels_of_a_graph_keep_the_ratio_of_bandwidths() -> None:
-    trace = graph("triton_poi_fused_add_0", 400, 3)
-    ratio = H100.dram_bytes_per_second / A100.dram_bytes_per_second
-    assert on_a100(trace) / 1200e-6 == pytest.approx(ratio, rel=0.02)
-    assert on_a100(trace) == pytest.approx(on_a100(trace, "wave"))
-
-
-def test_the_start_of_a_kernel_is_the_same_on_every_gpu() -> None:
+def test_every_gpu_has_a_rate_for_every_dtype_and_the_same_start() -> None:
     (operation,) = graph(NVJET, 2, 1).operations
     assert scale_by_matmul_throughput(operation.kernels[0], "bfloat16", H100, A100) == pytest.approx(2e-6)
-
-
-def test_every_gpu_has_a_rate_for_every_dtype() -> None:
     (operation,) = graph(NVJET, 100, 1).operations
     for name in ("T4", "V100-SXM2-32GB", "P100-PCIe-16GB", "L4", "B200-SXM-180GB"):
         for dtype in ("float8", "bfloat16", "float16", "tf32", "float32", "float64"):
             seconds = scale_by_matmul_throughput(operation.kernels[0], dtype, H100, gpu(name))
             assert np.isfinite(seconds)
             assert seconds > 0
+    trace = graph("triton_poi_fused_add_0", 400, 3)
+    ratio = H100.dram_bytes_per_second / A100.dram_bytes_per_second
+    assert on_a100(trace) / 1200e-6 == pytest.approx(ratio, rel=0.02)
+    assert on_a100(trace) == pytest.approx(on_a100(trace, "wave"))

@@ -18,12 +18,9 @@ def seconds(*shapes: OperationShape, gpus: tuple[str, ...] = ("A100-SXM-80GB",))
     return predict_operation_times(shapes, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
 
 
-def test_cycles_are_shared_by_all_multiprocessors() -> None:
+def test_cycles_are_shared_by_all_multiprocessors_but_a_block_has_one() -> None:
     million = limited_transfer(4, 4, 0, cycles=1e6 * T4.streaming_multiprocessors)
     assert minimum_latencies([million], [T4])[0, 0] == pytest.approx(1e6 / T4.boost_clock_hz)
-
-
-def test_single_block_runs_on_one_multiprocessor() -> None:
     slots = T4.streaming_multiprocessors
     one, many, more = (limited_transfer(4, 4, 0, blocks=count, block_cycles=1e6) for count in (1, slots, slots + 1))
     once, full, twice = minimum_latencies([one, many, more], [T4])[0]
@@ -54,20 +51,24 @@ def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
     assert 1.0 <= in_single / in_half < 1.1
 
 
-def test_softmax_reads_long_rows_three_times() -> None:
-    """Rows of 393,216 numbers took 14.3 ms on an H100-PCIe (KernelBench); read once, 6.4 GB would take 6.9 ms."""
+def test_long_softmax_rows_are_read_three_times_and_batch_norm_has_a_block_a_channel() -> None:
+    # Rows of 393,216 numbers took 14.3 ms on an H100-PCIe (KernelBench); read once, 6.4 GB would take 6.9 ms.
     wide = operation_shape("softmax", "float32", rows=4096, cols=393216)
     assert seconds(wide, gpus=("H100-PCIe-80GB",))[0, 0] * 1e3 == pytest.approx(14.3, rel=0.12)
-
-
-def test_batch_norm_has_a_block_a_channel() -> None:
-    """16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe with their convolution (KernelBench)."""
+    # 16 channels of 64 x 63 x 63 x 63 numbers: 8 to 9 ms on an H100-PCIe with their convolution (KernelBench).
     few = operation_shape("batch_norm", "float32", rows=1024, cols=63**3, channels=16)
     many = operation_shape("batch_norm", "float32", rows=1024, cols=63**3, channels=1024)
     on_few, on_many = seconds(few, many, gpus=("H100-PCIe-80GB",))[0] * 1e3
     # Three times 64 x 63^3 numbers a channel, at 4.4e9 a second, take 10.9 ms.
     assert on_few == pytest.approx(10.9, rel=0.02)
     assert on_many < 2
+    items = [
+        operation_shape("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32)
+        for dtype in ("float32", "bfloat16")
+    ]
+    single, half = seconds(*items, gpus=("RTX-3090",))[0]
+    # As above, 2.83 ms by 32 blocks for either type; their bytes take 1.34 and 0.67 ms at nine tenths of the bandwidth.
+    assert single / half == pytest.approx(math.hypot(2.83, 1.34) / math.hypot(2.83, 0.67), rel=0.03)
 
 
 def test_batch_norm_in_training_waits_per_element_in_every_dtype() -> None:
@@ -102,16 +103,6 @@ def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
     # 1.2 and 0.6 ms at 0.936 TB/s, which adds by the root of squares.
     assert single == pytest.approx(math.hypot(2.83e-3, 1.2e-3), rel=0.15)
     assert half == pytest.approx(math.hypot(1.89e-3, 0.6e-3), rel=0.15)
-
-
-def test_batch_norm_in_bfloat16_moves_its_own_bytes_and_waits_as_in_float32() -> None:
-    items = [
-        operation_shape("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32)
-        for dtype in ("float32", "bfloat16")
-    ]
-    single, half = seconds(*items, gpus=("RTX-3090",))[0]
-    # As above, 2.83 ms by 32 blocks for either type; their bytes take 1.34 and 0.67 ms at nine tenths of the bandwidth.
-    assert single / half == pytest.approx(math.hypot(2.83, 1.34) / math.hypot(2.83, 0.67), rel=0.03)
 
 
 def test_group_norm_loads_numbers_one_by_one() -> None:

@@ -68,15 +68,12 @@ def test_a_factorisation_has_its_textbook_flops(step: Callable[[], Any], expecte
     assert flops_of(shapes_of(step)) == pytest.approx(expected)
 
 
-def test_least_squares_are_a_factorisation_its_reflectors_and_a_solve() -> None:
+def test_least_squares_and_backward_passes_of_solves_by_hand() -> None:
     sides = TensorInfo((4 * N, 3), "float32")
     operation = Operation(name="aten::linalg_lstsq", phase="forward", inputs=(TensorInfo((4 * N, N), "float32"), sides))
     # R: 2 n² (m - n/3); its reflectors on three columns: 4 m n each; the solve: n² each.
     expected = 2 * N**2 * (4 * N - N / 3) + 4 * (4 * N) * N * 3 + N**2 * 3
     assert flops_of(list(translate(operation, Flags()))) == pytest.approx(expected)
-
-
-def test_the_backward_pass_of_a_solve_solves_again() -> None:
     matrix = meta(N, N, requires_grad=True)
     forward = flops_of(shapes_of(lambda: torch.linalg.solve(matrix, SQUARE)))
     both = flops_of(shapes_of(lambda: torch.linalg.solve(matrix, SQUARE).sum().backward()))
@@ -132,27 +129,21 @@ def test_a_grouped_product_has_the_work_of_its_groups(name: str, shapes: list[tu
     assert flops_of([shape]) == flops
 
 
-def test_a_recorded_grouped_product_is_bound_by_its_flops() -> None:
-    tokens, experts = meta(16384, 4096, dtype=torch.bfloat16), meta(64, 4096, 2048, dtype=torch.bfloat16)
-    trace = recorded(lambda: torch._grouped_mm(tokens, experts, offs=meta(64, dtype=torch.int32)))
-    (prediction,) = lp.predict(trace, gpus=[H100]).values()
-    assert prediction.iteration_seconds_low >= 2 * 16384 * 4096 * 2048 / gpu(H100).peak_flops_per_second["bfloat16"]
-
-
-def test_a_bilinear_layer_is_a_product_an_output() -> None:
+def test_bilinear_complex_and_grouped_products_by_hand() -> None:
     layer = torch.nn.Bilinear(20, 30, 40, device="meta")
     first, second = meta(128, 20), meta(128, 30)
     shapes = shapes_of(lambda: layer(first, second))
     # For each of 40 outputs: (128 x 20) by (20 x 30), and a scalar product of 30 for each of 128 rows.
     assert len(shapes) == 2 * 40
     assert flops_of(shapes) == 40 * (2 * 128 * 20 * 30 + 2 * 128 * 30)
-
-
-def test_complex_products_are_four_real_ones() -> None:
     left = meta(8, 16, dtype=torch.complex64)
     assert flops_of(shapes_of(lambda: left @ left.T)) == 4 * 2 * 8 * 16 * 8
     double = shapes_of(lambda: left.to(torch.complex128) @ left.T.to(torch.complex128))
     assert double[0].dtype == "float64"
+    tokens, experts = meta(16384, 4096, dtype=torch.bfloat16), meta(64, 4096, 2048, dtype=torch.bfloat16)
+    trace = recorded(lambda: torch._grouped_mm(tokens, experts, offs=meta(64, dtype=torch.int32)))
+    (prediction,) = lp.predict(trace, gpus=[H100]).values()
+    assert prediction.iteration_seconds_low >= 2 * 16384 * 4096 * 2048 / gpu(H100).peak_flops_per_second["bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -181,12 +172,9 @@ def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
     assert chosen == operation_shape("topk", "float32", rows=10, cols=5000)
 
 
-def test_a_search_halves_its_boundaries() -> None:
+def test_searches_and_distances_by_hand() -> None:
     (shape,) = shapes_of(lambda: torch.bucketize(meta(1000), meta(64)), units=("vector",))
     assert shape.dims == (4.0 * (1000 + 64), 8.0 * 1000, 1000.0 * math.log2(64))
-
-
-def test_distances_are_a_sum_over_every_pair() -> None:
     (shape,) = shapes_of(lambda: torch.cdist(meta(100, 7), meta(50, 7), p=1.0), units=("vector",))
     assert shape.dims[2] == 3 * 100 * 50 * 7
 

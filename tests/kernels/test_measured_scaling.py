@@ -272,7 +272,11 @@ def test_a_recorded_step_is_predicted_on_the_other_gpu_that_ran_it(origin: str, 
     assert timed.seconds[0, same_code].sum() == pytest.approx(math.fsum(truth[same_code]), rel=0.05)
 
 
-def test_wave_scales_everything_and_mlp_nothing_that_it_can_time() -> None:
+def test_measurement_stands_on_its_gpu_and_wave_scales_everything_else() -> None:
+    timed = predict_work_times(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS)
+    np.testing.assert_allclose(timed.seconds[1], [0.5, 0.003, 0.006])
+    np.testing.assert_array_equal(timed.shares["measured"], [[0, 0, 0], [1, 1, 1]])
+    np.testing.assert_allclose(timed.interval.high[1] / timed.seconds[1], MEASURED_SPREAD)
     wave = predict_work_times(trace(measured=True), [BIG], origin=SMALL, models=MODELS, method="wave")
     np.testing.assert_array_equal(wave.shares["wave"][0], [1, 1, 1])
     ratio = predict_work_times(trace(measured=True), [BIG], origin=SMALL, models=MODELS, method="mlp")
@@ -281,30 +285,17 @@ def test_wave_scales_everything_and_mlp_nothing_that_it_can_time() -> None:
     np.testing.assert_array_equal(ratio.shares["wave"][0], [0, 0, 1])  # nothing but its kernel is known
 
 
-def test_on_the_origin_the_measurement_stands() -> None:
-    timed = predict_work_times(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS)
-    np.testing.assert_allclose(timed.seconds[1], [0.5, 0.003, 0.006])
-    np.testing.assert_array_equal(timed.shares["measured"], [[0, 0, 0], [1, 1, 1]])
-    np.testing.assert_allclose(timed.interval.high[1] / timed.seconds[1], MEASURED_SPREAD)
-
-
 @pytest.mark.parametrize("method", ["auto", "mlp", "wave"])
 def test_shares_add_up_to_one(method: str) -> None:
     timed = predict_work_times(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS, method=method)
     np.testing.assert_allclose(sum(timed.shares.values()), np.ones((2, 3)))
 
 
-def test_wave_scaling_needs_measured_kernels() -> None:
+def test_unknown_methods_and_wave_scaling_without_kernels_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"method='wave' scales measured kernels, and this trace .*'cpu'"):
         predict_work_times(trace(measured=False), [BIG], origin=None, models=MODELS, method="wave")
-
-
-def test_an_unknown_method_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match=r"method='magic' is not known; choose one of 'auto', 'mlp', 'wave'"):
         predict_work_times(trace(measured=False), [BIG], origin=None, models=MODELS, method="magic")
-
-
-def test_an_empty_trace_takes_no_time() -> None:
     empty = Trace(operations=(), device="cpu", recorder="dispatch")
     assert predict_work_times(empty, [BIG], origin=None, models=MODELS).seconds.shape == (1, 0)
 

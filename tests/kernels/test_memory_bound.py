@@ -138,23 +138,17 @@ def test_bytes_by_hand(
     assert traffic(name, *inputs, outputs=outputs) == expected
 
 
-def test_nothing_read_and_nothing_written_is_no_shape() -> None:
-    assert transfer_of(Operation(name="my::marker", phase="forward")) == ()
-
-
-def test_a_copy_from_the_host_goes_over_the_link() -> None:
+def test_copies_from_the_host_and_lists_of_tensors_by_hand() -> None:
     host = TensorInfo((100,), "float32", device="cpu")
     copy = Operation(name="aten::_to_copy", phase="other", inputs=(host,), outputs=(X,))
     assert crosses_host_link(copy)
     assert transfer_of(copy)[0].operation == "host_copy"
     assert transfer_of(copy)[0].dims == (400.0,)
     assert not crosses_host_link(Operation(name="aten::_to_copy", phase="other", inputs=(X,), outputs=(X,)))
-
-
-def test_a_scalar_means_that_all_tensors_are_one_list() -> None:
     one = Operation(name="aten::_foreach_mul_", phase="optimizer", inputs=(X, X), arguments={"scalar": 0.9})
     two = Operation(name="aten::_foreach_mul_", phase="optimizer", inputs=(X, X))
     assert (bytes_written(one), bytes_written(two)) == (800, 400)
+    assert transfer_of(Operation(name="my::marker", phase="forward")) == ()
 
 
 def test_ada_boards_without_ecc_are_faster_than_measured_ones() -> None:

@@ -96,15 +96,12 @@ def test_a_gpu_of_one_file_and_an_operation_of_one_registration_are_predicted_to
     assert predictions["TOY"].device_seconds / predictions["T4"].device_seconds == pytest.approx(3.2, rel=0.2)
 
 
-def test_calls_without_a_translator_are_refused() -> None:
+def test_calls_without_a_translator_are_refused_and_registrations_end() -> None:
     kind = operations.operation_spec("add")
     with pytest.raises(InvalidArgumentError, match="'other' has calls alone; give `aten` and `translator`"):
         register(
             OperationSpec(name="other", shape=("n",), units="vector", flops=kind.flops, reads=kind.reads, aten=("a",))
         )
-
-
-def test_operations_registered_by_a_test_are_removed() -> None:
     with registrations():
         register(operations.by_bytes("passing"))
         assert "passing" in operations.operation_names()

@@ -41,23 +41,16 @@ def test_views_tell_what_lies_transposed() -> None:
     assert transposed_matmuls((product(data, tensor(3, 4, 2)),)) == set()
 
 
-def test_a_square_weight_is_turned_by_the_forward_pass_and_back_by_the_backward_pass() -> None:
+def test_transposed_operands_follow_views_batches_and_recorded_strides() -> None:
     data, weight = tensor(0, 8, 4), tensor(1, 4, 4)
     forward = view("aten::t", weight, weight)
     again = (forward, product(data, weight), forward, product(data, weight))  # one weight, used twice
     backward = (view("aten::t", weight, weight, phase="backward"), product(data, weight))
     assert transposed_matmuls((*again, *backward)) == {1, 3}
-
-
-def test_a_batch_keeps_its_matrices_where_others_sides_are_folded() -> None:
     keys, turned, folded = tensor(0, 2, 3, 5, 4), tensor(0, 2, 3, 4, 5), tensor(0, 6, 4, 5)
     steps = (view("aten::transpose", keys, turned, dim0=2, dim1=3), view("aten::view", turned, folded))
     batched = Operation(name="aten::bmm", phase="forward", inputs=(tensor(1, 6, 5, 4), folded))
     assert transposed_matmuls((*steps, batched)) == {2}
-
-
-def test_what_strides_said_counts_more_than_views() -> None:
-    data, weight = tensor(0, 8, 4), tensor(1, 4, 4)
     noted = product(data, weight, **{SECOND_TRANSPOSED: True})
     assert transposed_matmuls((view("aten::t", weight, weight), product(data, weight), noted)) == {2}
 

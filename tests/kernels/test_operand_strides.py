@@ -58,9 +58,18 @@ def test_how_operands_lie_is_recorded(step: Callable[[torch.Tensor], Any], name:
     assert (cycles_an_element(operation) is None) == (beside is None)
 
 
-def test_dimensions_of_one_element_lie_anyhow() -> None:
+def test_single_elements_copies_and_joined_tensors_of_old_files_have_no_strides() -> None:
     assert contiguous_elements("aten::add", [((1, 8), (8, 1)), ((1, 8), (1, 1))], {}) is None
     assert contiguous_elements("aten::add", [((0, 8), (8, 1)), ((0, 8), (1, 0))], {}) is None
+    x = TensorInfo((64, 64), "bfloat16")
+    into_rows = {"memory_format": "contiguous_format"}
+    assert (
+        cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,), arguments=into_rows)) is not None
+    )
+    assert cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,))) is None
+    x = TensorInfo((64, 64), "float32")
+    (shape,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
+    assert shape == OperationShape("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
 
 
 def test_transposing_copy_moves_a_sector_for_each_element() -> None:
@@ -74,21 +83,6 @@ def test_transposing_copy_moves_a_sector_for_each_element() -> None:
     assert cycles == pytest.approx([2.1, 1.05, 0.77, 0.77])
 
 
-def test_a_copy_into_rows_of_an_older_trace_loads_one_by_one_without_strides() -> None:
-    x = TensorInfo((64, 64), "bfloat16")
-    into_rows = {"memory_format": "contiguous_format"}
-    assert (
-        cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,), arguments=into_rows)) is not None
-    )
-    assert cycles_an_element(Operation(name="aten::clone", phase="forward", inputs=(x,))) is None
-
-
-def test_joined_tensors_of_a_file_are_all_written() -> None:
-    x = TensorInfo((64, 64), "float32")
-    (shape,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
-    assert shape == OperationShape("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
-
-
 def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
     columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
     for operation in ("softmax", "log_softmax"):
@@ -97,11 +91,6 @@ def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
         assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.43, 0.7])
     wide = minimum_latencies([operation_shape("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
     assert wide * H100.boost_clock_hz * 132 / (264 * 10 * 12_292) == pytest.approx(0.7)  # 4 bytes an element
-
-
-def look_up(**details: Any) -> Operation:
-    table = TensorInfo((8, 512, 1024), "bfloat16")
-    return Operation(name="aten::index", phase="forward", inputs=(table,), **details)
 
 
 def imported(tmp_path: Path, name: str, *inside: dict[str, Any], kernel: str, **args: Any) -> Operation:
@@ -116,23 +105,17 @@ def of_tensor(sizes: list[int], strides: list[int], **more: Any) -> dict[str, An
     return {"Input Dims": [sizes], "Input type": ["c10::BFloat16"], "Input Strides": [strides], **more}
 
 
-def test_the_result_of_a_look_up_is_told_by_the_view_that_its_kernel_reads(tmp_path: Path) -> None:
+def test_operands_of_a_profile_are_told_by_views_kernels_and_lists(tmp_path: Path) -> None:
     texts: dict[str, Any] = {"Concrete Inputs": ["", "[512, 512, 1024]", "[0, 1024, 1]", ""]}
     view = event("aten::as_strided", 11, 2, **of_tensor([8, 512, 1024], [524288, 1024, 1]), **texts)
     given = of_tensor([8, 512, 1024], [524288, 1024, 1])
     operation = imported(tmp_path, "aten::index", view, kernel="gather", **given)
     assert [(tensor.shape, tensor.dtype) for tensor in operation.outputs] == [((512, 512, 1024), "bfloat16")]
-
-
-def test_copy_in_a_profile_is_placed_by_its_kernel(tmp_path: Path) -> None:
     given = of_tensor([64, 1024], [1024, 1])
     operation = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
     assert (operation.inputs[0].device, operation.outputs[0].device) == ("cpu", "cuda")
     unmeasured = replace(operation, kernels=())
     assert translate(unmeasured, Flags()) == (OperationShape("host_copy", "uint8", (64 * 1024 * 2.0,)),)
-
-
-def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_path: Path) -> None:
     given = {"Input Dims": [[[4, 8], [4, 8]], []], "Input type": ["TensorList", "Scalar"]}
     steps = {"Input Strides": [[[16, 1], [16, 1]], []], "Concrete Inputs": ["", "-1"]}
     kernel = "CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 4>"

@@ -17,74 +17,47 @@ from lightning_predict.kernels.operations import (
 from tests.processes import run
 
 
-def test_scalars_and_arrays_broadcast_to_one_length() -> None:
+def test_shapes_broadcast_default_and_restore_their_columns() -> None:
     batch = shape_batch("linear", "float16", m=[1, 2, 4], n=8, k=16)
     assert len(batch) == 3
     np.testing.assert_allclose(batch.flops, [2 * 1 * 8 * 16, 2 * 2 * 8 * 16, 2 * 4 * 8 * 16])
-
-
-def test_a_default_may_copy_another_word() -> None:
     assert (
         operation_shape("conv2d", "float32", batch=1, in_channels=1, out_channels=1, height=7, kernel_height=3).dims[4]
         == 7
     )
-
-
-def test_a_spelling_sets_its_words_and_a_word_wins_over_it() -> None:
     item = operation_shape(
         "conv2d", "float32", batch=1, in_channels=1, out_channels=1, image_size=8, width=4, kernel_size=3, padding=1
     )
     assert item.dims[3:7] == (8.0, 4.0, 3.0, 3.0)
-
-
-def test_batch_of_restores_the_columns() -> None:
     items = [
         operation_shape("bmm", "float32", b=2, m=3, n=5, k=7),
         operation_shape("bmm", "float32", b=1, m=1, n=1, k=1),
     ]
     np.testing.assert_array_equal(batch_shapes(items).columns["n"], [5, 1])
+    assert operation_shape("transfer", "float32", read_bytes=8).dims == (8.0, 0.0, 0.0)
 
 
-def test_an_unknown_operation_lists_the_known_ones() -> None:
+def test_unknown_operations_words_dtypes_and_lengths_are_named() -> None:
     message = r"'matmul' is not known. Known operations: adagrad, adam, adamw, add, .*linear"
     with pytest.raises(UnknownOperationError, match=message):
         operation_spec("matmul")
-
-
-def test_a_missing_and_a_strange_word_are_named_with_all_words() -> None:
     message = r"'linear' does not take \['x'\] and needs \['k'\]. Its shape parameters: b=1, m, n, k\."
     with pytest.raises(UnknownOperationError, match=message):
         shape_batch("linear", "float32", m=1, n=1, x=1)
-
-
-def test_spellings_are_part_of_the_description() -> None:
     with pytest.raises(UnknownOperationError, match=r"image_size \(sets height, width\)"):
         shape_batch("conv2d", "float32", batch=1)
+    with pytest.raises(InvalidArgumentError, match=r"lengths that do not broadcast: .*'m': \(2,\).*'n': \(3,\)"):
+        shape_batch("linear", "float32", m=[1, 2], n=[1, 2, 3], k=1)
+    with pytest.raises(InvalidArgumentError, match=r"dtype 'half' is not known. Known dtypes: float64, float32"):
+        shape_batch("linear", "half", m=1, n=1, k=1)
+    with pytest.raises(InvalidArgumentError, match="'linear' is registered twice"):
+        register(operation_spec("linear"))
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_size_must_be_positive_and_finite(value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"got m=.*; expected a finite number of at least 1"):
         shape_batch("linear", "float32", m=value, n=1, k=1)
-
-
-def test_a_word_whose_default_is_zero_may_be_zero() -> None:
-    assert operation_shape("transfer", "float32", read_bytes=8).dims == (8.0, 0.0, 0.0)
-
-
-def test_lengths_that_do_not_broadcast_are_an_error() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"lengths that do not broadcast: .*'m': \(2,\).*'n': \(3,\)"):
-        shape_batch("linear", "float32", m=[1, 2], n=[1, 2, 3], k=1)
-
-
-def test_an_unknown_dtype_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"dtype 'half' is not known. Known dtypes: float64, float32"):
-        shape_batch("linear", "half", m=1, n=1, k=1)
-
-
-def test_a_kind_cannot_be_registered_twice() -> None:
-    with pytest.raises(InvalidArgumentError, match="'linear' is registered twice"):
-        register(operation_spec("linear"))
 
 
 def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:

@@ -17,25 +17,30 @@ from tests.example_gpu import BIG, OLD, SMALL
 SIZES = st.integers(1, 8192)
 
 
-def test_a_large_product_is_bound_by_compute() -> None:
+def test_bound_is_compute_dram_l2_or_the_link_by_hand() -> None:
     batch = shape_batch("linear", "float32", m=4096, n=4096, k=4096)
     # 2 · 4096³ FLOPs over 1 TFLOP/s; the 201 MB take 2 ms.
     np.testing.assert_allclose(roofline_seconds(batch, [SMALL]), [[2 * 4096**3 / 1e12]])
-
-
-def test_an_addition_is_bound_by_dram_and_a_small_one_by_l2() -> None:
     batch = shape_batch("add", "float32", rows=[1000, 10], cols=1000)
     # 12 MB over 100 GB/s; 120 kB fit the 1 MB cache: over 400 GB/s.
     np.testing.assert_allclose(roofline_seconds(batch, [SMALL]), [[12e6 / 100e9, 120e3 / 400e9]])
-
-
-def test_three_times_the_bandwidth_is_a_third_of_the_time() -> None:
     batch = shape_batch("add", "float32", rows=4096, cols=4096)
     seconds = roofline_seconds(batch, [SMALL, BIG])
     np.testing.assert_allclose(seconds[0], 3 * seconds[1])
+    batch = shape_batch("linear", "float8", m=4096, n=4096, k=4096)
+    np.testing.assert_allclose(roofline_seconds(batch, [OLD]), [[2 * 4096**3 / 1e12]])
+    batch = shape_batch("host_copy", "uint8", size_bytes=1e9)
+    np.testing.assert_allclose(roofline_seconds(batch, [SMALL, BIG]), [[0.1], [0.1]])
+    words = {"batch": 64, "in_channels": 256, "out_channels": 256, "image_size": 56, "kernel_size": 3, "padding": 1}
+    batch = shape_batch("conv2d", "float32", **words)
+    ratio = roofline_seconds(batch, [SMALL]) / roofline_seconds(batch, [SMALL], least=True)
+    np.testing.assert_allclose(ratio, 2.25)
+    batch = shape_batch("add", "float32", rows=10, cols=1000)  # 120 kB
+    fits, does_not = (replace(SMALL, l2_bytes=size) for size in (120e3, 120e3 - 1))
+    np.testing.assert_allclose(roofline_seconds(batch, [fits, does_not]), [[120e3 / 400e9], [120e3 / 100e9]])
 
 
-def test_matrix_units_compute_in_their_dtype_and_lanes_in_float32() -> None:
+def test_lanes_compute_in_float32_and_double_precision_without_tensor_cores() -> None:
     product = {"m": 4096, "n": 4096, "k": 4096}
     half = roofline_seconds(shape_batch("linear", "float16", **product), [SMALL])
     single = roofline_seconds(shape_batch("linear", "float32", **product), [SMALL])
@@ -43,33 +48,12 @@ def test_matrix_units_compute_in_their_dtype_and_lanes_in_float32() -> None:
     # pow needs 40 FLOPs an element: 40 / 1 TFLOP/s = 40 ps against 6 bytes / 100 GB/s = 60 ps in half precision.
     lanes = roofline_seconds(shape_batch("pow", "float16", rows=1e4, cols=1e4), [SMALL])
     np.testing.assert_allclose(lanes, [[6e8 / 100e9]])
-
-
-def test_double_precision_lanes_work_without_the_tensor_cores() -> None:
     # 40 FLOPs an element over 2 x 10 multiprocessors x 20 lanes x 1 GHz = 0.4 TFLOP/s: 100 ps; 24 bytes take 240 ps.
     power = shape_batch("pow", "float64", rows=1e4, cols=1e4)
     np.testing.assert_allclose(compute_peak(power, [SMALL]), [[0.4e12]])
     np.testing.assert_allclose(roofline_seconds(power, [SMALL]), [[1e8 * 240e-12]])
     # A product may use them: 0.5 TFLOP/s.
-    product = shape_batch("linear", "float64", m=4096, n=4096, k=4096)
-    np.testing.assert_allclose(compute_peak(product, [SMALL]), [[0.5e12]])
-
-
-def test_a_dtype_that_a_gpu_lacks_runs_at_float32s_rate() -> None:
-    batch = shape_batch("linear", "float8", m=4096, n=4096, k=4096)
-    np.testing.assert_allclose(roofline_seconds(batch, [OLD]), [[2 * 4096**3 / 1e12]])
-
-
-def test_a_host_copy_goes_over_the_link() -> None:
-    batch = shape_batch("host_copy", "uint8", size_bytes=1e9)
-    np.testing.assert_allclose(roofline_seconds(batch, [SMALL, BIG]), [[0.1], [0.1]])
-
-
-def test_the_least_bound_lets_winograd_through() -> None:
-    words = {"batch": 64, "in_channels": 256, "out_channels": 256, "image_size": 56, "kernel_size": 3, "padding": 1}
-    batch = shape_batch("conv2d", "float32", **words)
-    ratio = roofline_seconds(batch, [SMALL]) / roofline_seconds(batch, [SMALL], least=True)
-    np.testing.assert_allclose(ratio, 2.25)
+    np.testing.assert_allclose(compute_peak(shape_batch("linear", "float64", **product), [SMALL]), [[0.5e12]])
 
 
 @given(m=SIZES, n=SIZES, k=SIZES)
@@ -77,12 +61,6 @@ def test_a_gpu_better_in_every_figure_is_never_slower(m: int, n: int, k: int) ->
     seconds = roofline_seconds(shape_batch("linear", "float16", m=m, n=n, k=k), [SMALL, BIG])
     assert seconds[1, 0] <= seconds[0, 0]
     assert seconds[1, 0] > 0
-
-
-def test_a_working_set_fits_up_to_the_size_of_the_cache_and_no_byte_more() -> None:
-    batch = shape_batch("add", "float32", rows=10, cols=1000)  # 120 kB
-    fits, does_not = (replace(SMALL, l2_bytes=size) for size in (120e3, 120e3 - 1))
-    np.testing.assert_allclose(roofline_seconds(batch, [fits, does_not]), [[120e3 / 400e9], [120e3 / 100e9]])
 
 
 GPUS = [card for card in map(gpu, gpu_names()) if card.vendor == NVIDIA]

@@ -22,7 +22,7 @@ LINEAR = operation_shape("linear", "float32", m=512, n=512, k=512)
 ADD = operation_shape("add", "float32", rows=4096, cols=4096)
 
 
-def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
+def test_model_serves_what_it_knows_the_roofline_the_rest_and_duplicates_agree() -> None:
     times = predict_operation_times([LINEAR, ADD], [SMALL, BIG], half_speed("linear/float32"))
     np.testing.assert_allclose(times.seconds[:, 0], 2 * roofline_seconds(batch_shapes([LINEAR]), [SMALL, BIG])[:, 0])
     expected = roofline_seconds(batch_shapes([ADD]), [SMALL, BIG])[:, 0] / 0.8 + SHORTEST_KERNEL_SECONDS
@@ -30,23 +30,19 @@ def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
     np.testing.assert_array_equal(times.shares["mlp"], [[1, 0], [1, 0]])
     np.testing.assert_array_equal(times.shares["roofline"], [[0, 1], [0, 1]])
     np.testing.assert_allclose(times.interval.high[0] / times.seconds[0], [1.1, FORMULA_SPREAD])
-
-
-def test_without_models_everything_comes_from_the_roofline() -> None:
     times = predict_operation_times([LINEAR, ADD], [SMALL], None)
     assert (times.shares["roofline"] == 1).all()
+    times = predict_operation_times([LINEAR, ADD, LINEAR], [SMALL], half_speed("linear/float32"))
+    assert times.seconds[0, 0] == times.seconds[0, 2] != times.seconds[0, 1]
 
 
-def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() -> None:
+def test_sibling_dtype_is_scaled_but_for_the_launch_with_a_wider_interval() -> None:
     item = operation_shape("linear", "tf32", m=4096, n=4096, k=4096)
     times = predict_operation_times([item], [SMALL], half_speed("linear/bfloat16"))
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s), but for a launch.
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]], rtol=1e-4)
     np.testing.assert_allclose(times.interval.high / times.seconds, 1.1 * SURROGATE_SPREAD, rtol=1e-4)
     assert times.shares["proxy"][0, 0] == 1
-
-
-def test_a_kernel_with_nothing_to_do_is_as_short_in_a_sibling_dtype() -> None:
     tiny = operation_shape("linear", "tf32", m=8, n=8, k=8)
     times = predict_operation_times([tiny], [SMALL], half_speed("linear/bfloat16"))
     # Half speed doubles bfloat16's 0.96 ns (384 bytes at 400 GB/s); twice the bytes do not double a launch.
@@ -63,7 +59,7 @@ def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     np.testing.assert_allclose(times.seconds[1, 1] / times.seconds[1, 0], 4, rtol=1e-4)
 
 
-def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
+def test_float8_is_scaled_from_bfloat16_or_refused_without_units() -> None:
     eight = replace(SMALL, peak_flops_per_second={**SMALL.peak_flops_per_second, "float8": 16e12})
     assert compute_dtype_on("float8", eight) == "float8"
     words = {"m": 4096, "n": 4096, "k": 4096}
@@ -71,20 +67,22 @@ def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
     times = predict_operation_times(items, [eight], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12], rtol=2e-4)
     np.testing.assert_allclose(times.interval.high / times.seconds, [[1.1 * SURROGATE_SPREAD, 1.1]])
-
-
-def test_float8_without_units_for_it_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^SMALL has no units for float8; expected .*Choose bfloat16 or"):
         compute_dtype_on("float8", SMALL)
 
 
-def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
+def test_reductions_and_untrained_dtypes_widen_the_interval() -> None:
     item, forward = (
         operation_shape(name, "bfloat16", m=4096, n=4096, k=4096) for name in ("linear_backward", "linear")
     )
     times = predict_operation_times([item, forward], [SMALL], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0, 0], 2 * times.seconds[0, 1])
     np.testing.assert_allclose(times.interval.high[0, 0] / times.seconds[0, 0], 1.1 * SURROGATE_SPREAD)
+    (known,) = predict_operation_times([LINEAR], [SMALL], half_speed("linear/float32")).interval.high[0]
+    stranger = replace(half_speed("linear/float32"), served_as="proxy")
+    times = predict_operation_times([LINEAR], [SMALL], stranger)
+    assert times.shares["proxy"][0, 0] == 1
+    assert times.interval.high[0, 0] == pytest.approx(SURROGATE_SPREAD * known)
 
 
 def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
@@ -96,14 +94,6 @@ def test_parts_through_other_operations_are_proxies_and_those_without_a_model_ro
     assert 0 < times.shares["proxy"][0, 1] < 1
     assert times.shares["proxy"][0, 1] + times.shares["roofline"][0, 1] == pytest.approx(1)
     assert not times.shares["mlp"].any()
-
-
-def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_interval() -> None:
-    (known,) = predict_operation_times([LINEAR], [SMALL], half_speed("linear/float32")).interval.high[0]
-    stranger = replace(half_speed("linear/float32"), served_as="proxy")
-    times = predict_operation_times([LINEAR], [SMALL], stranger)
-    assert times.shares["proxy"][0, 0] == 1
-    assert times.interval.high[0, 0] == pytest.approx(SURROGATE_SPREAD * known)
 
 
 def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
@@ -135,11 +125,6 @@ def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_
     assert times.seconds[0, 0] == times.seconds[0, 1]
     # The reported rate of large products, 8.39 TFLOP/s, lies inside.
     assert times.interval.low[0, 0] < 2 * 4096**3 / 8.39e12 < times.interval.high[0, 0]
-
-
-def test_duplicates_get_the_same_time_and_keep_their_places() -> None:
-    times = predict_operation_times([LINEAR, ADD, LINEAR], [SMALL], half_speed("linear/float32"))
-    assert times.seconds[0, 0] == times.seconds[0, 2] != times.seconds[0, 1]
 
 
 @given(m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5))

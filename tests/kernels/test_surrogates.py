@@ -28,17 +28,11 @@ def test_every_pass_of_a_convolution_is_a_product_of_the_same_flops(name: str, s
     assert float(batch_shapes([product]).flops[0]) == float(batch_shapes([item]).flops[0])
 
 
-def test_the_gradient_to_the_input_sums_over_the_filters() -> None:
+def test_implicit_products_of_a_convolution_by_hand() -> None:
     product = as_matmul(operation_shape("conv2d_backward_input", "float32", **CONVOLUTION))
     # 2 images of 10 x 10 positions, 8 x 3 x 3 taps, 16 filters to sum over.
     assert product == operation_shape("linear", "float32", m=200, n=72, k=16)
-
-
-def test_a_grouped_convolution_is_no_one_product() -> None:
     assert as_matmul(operation_shape("conv2d", "float32", **CONVOLUTION, groups=4)) is None
-
-
-def test_the_implicit_product_has_positions_filters_and_taps() -> None:
     product = as_matmul(operation_shape("conv2d", "bfloat16", **CONVOLUTION))
     # 2 images of 10 x 10 positions, 16 filters, 8 x 3 x 3 taps.
     assert product == operation_shape("linear", "bfloat16", m=200, n=16, k=72)
@@ -123,27 +117,18 @@ def test_eager_attention_is_its_parts(causal: int) -> None:
     assert float(batch_shapes([backward]).flops[0]) == 2 * float(batch_shapes([item]).flops[0])
 
 
-def test_the_logarithm_of_a_softmax_takes_as_long_as_the_softmax() -> None:
+def test_norms_and_softmax_are_multiples_of_their_bytes_without_networks() -> None:
     words = {"rows": 64, "cols": 100}
     for suffix in ("", "_backward"):
         (part,) = surrogates_of(operation_shape(f"log_softmax{suffix}", "float32", **words))
         assert part.shape == operation_shape(f"softmax{suffix}", "float32", **words)
-
-
-def test_backward_passes_are_multiples_of_the_forward() -> None:
     forward = operation_shape("layer_norm", "float32", rows=8, cols=16)
     (part,) = surrogates_of(OperationShape("layer_norm_backward", forward.dtype, forward.dims))
     assert (part.times, part.shape) == (2.2, forward)
-
-
-def test_norms_have_no_network_for_what_was_measured_as_a_ratio() -> None:
-    """A network that knows them by their counts alone would come first."""
+    # A network that knows them by their counts alone would come first.
     for name in ("layer_norm_backward", "rms_norm", "rms_norm_backward"):
         assert network_spec(name, "float32") is None
         assert surrogates_of(operation_shape(name, "bfloat16", rows=64, cols=100))
-
-
-def test_rms_norm_takes_a_tenth_longer_than_its_bytes() -> None:
     item = operation_shape("rms_norm", "bfloat16", rows=64, cols=100)
     (part,) = surrogates_of(item)
     assert part.times == 1.1
@@ -151,14 +136,8 @@ def test_rms_norm_takes_a_tenth_longer_than_its_bytes() -> None:
     assert part.shape.dims[:2] == (64 * 100 * 2, 64 * 100 * 2)  # read once, written once
     (backward,) = surrogates_of(OperationShape("rms_norm_backward", item.dtype, item.dims))
     assert (backward.times, backward.shape) == (2.2, item)
-
-
-def test_a_normalisation_is_reduced_to_the_bytes_it_moves() -> None:
     item = operation_shape("batch_norm", "bfloat16", rows=64, cols=100)
     (part,) = surrogates_of(item)
     assert part.shape.operation == "transfer"
     assert sum(part.shape.dims[:2]) == float(batch_shapes([item]).bytes_moved[0])
-
-
-def test_what_is_measured_itself_has_no_reduction() -> None:
     assert surrogates_of(operation_shape("linear", "bfloat16", m=1, n=1, k=1)) == ()

@@ -100,8 +100,18 @@ def test_a_slice_of_a_gpu_reaches_no_larger_share_of_its_peak() -> None:
     assert slice_of(replace(whole, sustained_attention_share=0.9), "1g.5gb").sustained_attention_share == 1.0
 
 
-def test_a_measured_rate_stands() -> None:
+def test_sustained_rate_is_measured_or_limited_by_power_and_clock() -> None:
     assert sustained_flops(replace(SMALL, measured_flops_per_second={"float16": 5e12}), "float16") == 5e12
+    strong = replace(SMALL, power_watts=1e6)  # 50 lanes a multiprocessor, compute capability 8.0
+    assert sustained_flops(strong, "float32") == pytest.approx(0.85e12)
+    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 8e12)
+    # 0.73 W a TFLOP/s at 7 nm and 8 TFLOP/s: with 5.84 W the rate falls by sqrt(2).
+    weak = replace(SMALL, power_watts=0.73 * 8)
+    assert sustained_flops(weak, "float16") == pytest.approx(0.98 * 8e12 / math.sqrt(2))
+    weaker = replace(weak, power_watts=weak.power_watts / 2)
+    assert sustained_flops(weaker, "float16") < sustained_flops(weak, "float16")
+    strong = replace(SMALL, power_watts=1e6, highest_clock_hz=1.25e9)
+    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 0.9 * 1.25 * 8e12)
 
 
 def test_a_rate_measured_in_one_16_bit_dtype_stands_for_the_other() -> None:
@@ -115,25 +125,6 @@ def test_a_rate_measured_in_one_16_bit_dtype_stands_for_the_other() -> None:
     assert sustained_rate_uncertainty(measured, "bfloat16") == sustained_rate_uncertainty(measured, "float16")
     # Volta emulates bfloat16, at a rate of its own.
     assert sustained_flops(gpu("V100-SXM2-16GB"), "float16") == 94.84e12
-
-
-def test_power_to_spare_leaves_the_share_of_the_units() -> None:
-    strong = replace(SMALL, power_watts=1e6)  # 50 lanes a multiprocessor, compute capability 8.0
-    assert sustained_flops(strong, "float32") == pytest.approx(0.85e12)
-    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 8e12)
-
-
-def test_power_limits_what_it_cannot_feed() -> None:
-    # 0.73 W a TFLOP/s at 7 nm and 8 TFLOP/s: with 5.84 W the rate falls by sqrt(2).
-    weak = replace(SMALL, power_watts=0.73 * 8)
-    assert sustained_flops(weak, "float16") == pytest.approx(0.98 * 8e12 / math.sqrt(2))
-    weaker = replace(weak, power_watts=weak.power_watts / 2)
-    assert sustained_flops(weaker, "float16") < sustained_flops(weak, "float16")
-
-
-def test_a_clock_above_the_boost_clock_counts_but_for_a_tenth() -> None:
-    strong = replace(SMALL, power_watts=1e6, highest_clock_hz=1.25e9)
-    assert sustained_flops(strong, "float16") == pytest.approx(0.98 * 0.9 * 1.25 * 8e12)
 
 
 def test_the_base_sees_rates_instead_of_peaks() -> None:

@@ -43,8 +43,14 @@ def test_the_first_source_that_knows_a_shape_times_it(
     assert explain(item, SMALL, models).source == name
 
 
-def test_the_last_source_knows_every_shape() -> None:
+def test_last_source_knows_every_shape_and_a_proxy_names_its_parts() -> None:
     assert source_of(GROUPED, None) == "roofline"
+    explanation = explain(LINEAR, SMALL, half_speed("linear/float32"))
+    assert explanation.limits == ()
+    assert explanation.sourced_seconds == explanation.interval.middle
+    item = operation_shape("linear_backward", "float32", m=8, n=16, k=32)
+    parts = explain(item, SMALL, half_speed("linear/float32")).parts
+    assert [part.shape.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
 
 
 def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None:
@@ -60,12 +66,6 @@ def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None
     assert explanation.limits[-1][1] == explanation.interval.middle
 
 
-def test_limits_that_do_not_bind_are_not_named() -> None:
-    explanation = explain(LINEAR, SMALL, half_speed("linear/float32"))
-    assert explanation.limits == ()
-    assert explanation.sourced_seconds == explanation.interval.middle
-
-
 def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
     models = kernel_models(("L4",))
     for item in (LINEAR, GROUPED, PLAIN):
@@ -73,12 +73,6 @@ def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
         lower = predict_operation_times([replace(item, dtype="tf32")], [gpu("L4")], models)
         assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-6)
         assert np.all(single.interval.low <= single.seconds)
-
-
-def test_a_proxy_names_its_parts() -> None:
-    item = operation_shape("linear_backward", "float32", m=8, n=16, k=32)
-    parts = explain(item, SMALL, half_speed("linear/float32")).parts
-    assert [part.shape.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
 
 
 def test_all_of_a_product_but_its_start_takes_twice_as_long_in_tf32() -> None:
@@ -135,15 +129,12 @@ def test_an_array_gives_the_times_of_its_values(operation: str) -> None:
         assert isinstance(lp.operator_seconds(operation, card, dtype=dtype, **words), float)
 
 
-def test_values_that_are_no_names_are_refused_in_words() -> None:
+def test_unknown_names_values_and_shape_words_are_refused_in_words() -> None:
     trace: Any = lp.Trace(operations=(), device="cpu", recorder="profiler")
     with pytest.raises(lp.LightningPredictError, match=r"^Operation Trace\(0 operations.* is not known\. Known"):
         lp.operator_seconds(trace, "T4", m=1, n=1, k=1)
     with pytest.raises(lp.LightningPredictError, match="is not the name of a GPU; give a text, for example 'L4'"):
         lp.operator_seconds("linear", trace, m=1, n=1, k=1)
-
-
-def test_errors_list_the_names_and_the_shape_words() -> None:
     with pytest.raises(UnknownOperationError, match=r"'conv4d' is not known\. Known operations: .*conv1d.*conv3d"):
         lp.operator_seconds("conv4d", "T4", batch=1)
     with pytest.raises(

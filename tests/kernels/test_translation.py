@@ -49,21 +49,15 @@ def test_tf32_is_used_where_the_flags_allow_it() -> None:
     assert translated("aten::mm", tensor(8, 16), tensor(16, 4), flags=Flags(cudnn_tf32=True))[0].dtype == "float32"
 
 
-def test_a_convolution() -> None:
+def test_convolutions_of_lines_images_and_volumes_by_hand() -> None:
     got = translated("aten::convolution", tensor(2, 3, 8, 6), tensor(4, 3, 3, 5), stride=[2, 1], padding=[1, 2])
     words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 6}
     words |= {"kernel_height": 3, "kernel_width": 5, "stride_height": 2, "stride_width": 1}
     assert got == (operation_shape("conv2d", "float32", **words, padding_height=1, padding_width=2),)
-
-
-def test_a_line_is_an_image_of_height_one() -> None:
     got = translated("aten::convolution", tensor(2, 3, 100), tensor(4, 3, 5), stride=[2], padding=[2], dilation=[1])
     words = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 1, "width": 100, "kernel_height": 1}
     words |= {"kernel_width": 5, "stride_height": 1, "stride_width": 2, "padding_width": 2}
     assert got == (operation_shape("conv2d", "float32", **words),)
-
-
-def test_a_volume_folds_into_an_image_with_the_same_flops() -> None:
     from lightning_predict.kernels.operations import batch_shapes
 
     got = translated("aten::convolution", tensor(2, 3, 6, 8, 8), tensor(4, 3, 3, 3, 3), padding=[1, 1, 1])
@@ -98,7 +92,7 @@ def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
     assert backward[0].dims == got[0].dims
 
 
-def test_attention_whole() -> None:
+def test_whole_attention_and_its_parts_in_double_precision() -> None:
     query, key = tensor(2, 8, 128, 64, dtype="bfloat16"), tensor(2, 2, 256, 64, dtype="bfloat16")
     words = {"batch": 2, "heads": 8, "kv_heads": 2, "seq": 128, "kv_seq": 256, "head_dim": 64}
     for is_causal in (False, True):
@@ -106,9 +100,6 @@ def test_attention_whole() -> None:
         assert got == (operation_shape("attention", "bfloat16", causal=is_causal, **words),)
         back = translated("aten::scaled_dot_product_attention_backward", query, key, key, is_causal=is_causal)
         assert back == (operation_shape("attention_backward", "bfloat16", causal=is_causal, **words),)
-
-
-def test_attention_in_double_precision_has_no_fused_kernel() -> None:
     query = tensor(2, 8, 16, 4, dtype="float64")
     got = translated("aten::scaled_dot_product_attention", query, query, query)
     assert [item.operation for item in got] == ["bmm", "bmm", "softmax"]
@@ -147,12 +138,6 @@ def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
     assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "float32"
 
 
-def test_a_packed_sequence_has_steps_of_the_mean_batch() -> None:
-    data, sizes, hidden = tensor(30, 8), tensor(10, dtype="int64"), tensor(1, 4, 16)
-    got = translated("aten::lstm", data, sizes, hidden, num_layers=1, packed=True)
-    assert got == (operation_shape("lstm", "float32", batch=3, steps=10, input_size=8, hidden=16),)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
@@ -168,25 +153,19 @@ def test_vector_operations_are_rows_and_columns(name: str, arguments: dict[str, 
     assert translated(name, *inputs, **arguments) == (operation_shape(expected, "float32", rows=8, cols=16),)
 
 
-def test_a_number_as_second_operand_is_the_scalar_form() -> None:
+def test_scalars_and_broadcast_operands_move_only_the_bytes_there_are() -> None:
     assert translated("aten::mul", tensor(2, 16), other=2.0)[0].operation == "mul_scalar"
     assert translated("aten::mul", tensor(2, 16), tensor())[0].operation == "mul_scalar"
     on_gpu = replace(tensor(), device="cuda")  # it is loaded for each element
     assert translated("aten::mul", tensor(2, 16), on_gpu)[0].operation == "limited_transfer"
-
-
-def test_broadcasting_moves_only_the_bytes_there_are() -> None:
     operation = Operation(
         name="aten::add", phase="forward", inputs=(tensor(8, 16), tensor(16)), outputs=(tensor(8, 16),)
     )
     (got,) = translate(operation, Flags())
     assert got.operation == "limited_transfer"  # its elements are loaded one by one
     assert got.dims[:3] == (4 * (128 + 16), 4 * 128, 128)
-
-
-def test_norms_over_channels() -> None:
-    got = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=True)
-    assert got == (operation_shape("batch_norm", "float32", rows=32, cols=25, channels=8),)
+    norm = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=True)
+    assert norm == (operation_shape("batch_norm", "float32", rows=32, cols=25, channels=8),)
     frozen = translated("aten::native_batch_norm", tensor(4, 8, 5, 5), tensor(8), training=False)
     assert frozen[0].operation == "transfer"
 
@@ -225,17 +204,17 @@ def test_the_gradient_of_a_table_is_zeroed_and_each_row_is_added_to_it(name: str
     assert added == operation_shape("embedding_bag_backward", "float32", bags=4, lookups=6, rows=1000, dim=32)
 
 
-def test_a_sparse_gradient_is_a_row_for_each_row_looked_up() -> None:
+def test_sparse_gradients_and_losses_move_a_row_or_a_probability_each() -> None:
     gradient, indices = tensor(4, 32), tensor(24, dtype="int64")
     (copied,) = translated("aten::_embedding_bag_backward", gradient, indices, num_weights=1000, sparse=True)
     assert list(copied.dims) == [24 * 32 * 4 + 24 * 8] * 2 + [0]
-
-
-def test_a_loss_reads_one_probability_a_target() -> None:
     forward = translated("aten::nll_loss_forward", tensor(8, 1000), tensor(8, dtype="int64"))
     assert forward[0].dims[0] == 2 * 8 * 8
     backward = translated("aten::nll_loss_backward", tensor(), tensor(8, 1000), tensor(8, dtype="int64"))
     assert backward[0].dims[1] == 4 * 8 * 1000
+    data, sizes, hidden = tensor(30, 8), tensor(10, dtype="int64"), tensor(1, 4, 16)
+    got = translated("aten::lstm", data, sizes, hidden, num_layers=1, packed=True)
+    assert got == (operation_shape("lstm", "float32", batch=3, steps=10, input_size=8, hidden=16),)
 
 
 def test_views_are_free_unless_they_ran_a_kernel() -> None:
@@ -254,11 +233,13 @@ def test_views_are_free_unless_they_ran_a_kernel() -> None:
     assert translate(operation, Flags())[0].operation == "transfer"
 
 
-def test_an_unknown_operation_is_timed_by_its_bytes() -> None:
+def test_unknown_operations_and_products_of_vectors_are_timed_by_their_bytes() -> None:
     operation = Operation(name="my::op", phase="forward", inputs=(tensor(100),), outputs=(tensor(50),))
     assert translate(operation, Flags()) == (
         operation_shape("transfer", "float32", read_bytes=400, write_bytes=200, flops=50),
     )
+    got = translated("aten::mm", tensor(8, 16))
+    assert got == (operation_shape("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
 
 
 operations.operation_names()  # loads all families, and their translators
@@ -273,11 +254,6 @@ def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -
     assert translated(name) == ()
     translated(name, tensor())
     translated(name, tensor(0, 8), tensor(8, 0), tensor(0), tensor(0))
-
-
-def test_products_of_anything_but_matrices_count_by_their_bytes() -> None:
-    got = translated("aten::mm", tensor(8, 16))
-    assert got == (operation_shape("transfer", "float32", read_bytes=512, write_bytes=512, flops=128),)
 
 
 def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
@@ -296,10 +272,15 @@ def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
     return Trace(operations=(product,) * 2, device="meta", recorder="dispatch")
 
 
-def test_a_translators_bug_raises_in_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_translator_and_a_translators_bug_raise_in_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = _break_addmm(monkeypatch)
     with pytest.raises(KeyError, match="mat3"):
         work_items(trace)
+    with pytest.raises(InvalidArgumentError, match="'aten::mm' has a translator already"):
+
+        @translates("aten::mm")
+        def other(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
+            return ()
 
 
 def test_a_translators_bug_is_a_note_and_a_wide_interval_in_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,14 +321,6 @@ def test_views_of_every_kind_are_free() -> None:
         assert translated(name, tensor(64, 64, dtype="complex64")) == ()
 
 
-def test_two_translators_for_one_operation_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="'aten::mm' has a translator already"):
-
-        @translates("aten::mm")
-        def other(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
-            return ()
-
-
 def _optimizer_trace(device: str) -> Trace:
     def update(name: str, phase: Phase = "optimizer") -> Operation:
         data = tensor(10)
@@ -358,13 +331,17 @@ def _optimizer_trace(device: str) -> Trace:
     return Trace(operations=(*operations, update("aten::mul_"), product), device=device, recorder="dispatch")
 
 
-def test_single_tensor_updates_become_one_multi_tensor_update_off_cuda() -> None:
+def test_single_tensor_updates_and_dropout_are_one_kernel_off_cuda() -> None:
     items = work_items(_optimizer_trace("cpu"))
     # A product inside an optimizer (Muon, Shampoo) stays a product.
     assert [item.operations for item in items] == [(0,), (6,), (1, 2, 3), (5,)]
     # Three times two tensors of 40 bytes read and one written.
     assert items[2].shapes == (operation_shape("transfer", "float32", read_bytes=240, write_bytes=120, flops=30),)
     assert items[2].launches == 1
+    assert [item.operations for item in work_items(_optimizer_trace("cuda"))] == [(0,), (1,), (2,), (3,), (5,), (6,)]
+    (item,) = work_items(_dropout_trace("cpu"))
+    assert item.operations == (1, 2, 3)
+    assert item.shapes == (operation_shape("dropout", "float32", rows=8, cols=16),)
 
 
 @pytest.mark.parametrize(
@@ -383,22 +360,15 @@ def test_launches_of_a_multi_tensor_update_follow_from_its_tensors(sizes: list[i
     assert multi_tensor_launches(sizes, lists) == launches
 
 
-def test_launches_of_multi_tensor_updates_equal_a_recording() -> None:
+def test_launches_of_updates_and_sums_equal_a_recording() -> None:
     updates = [one for one in Trace.load(RECORDED).operations if one.name.startswith("aten::_foreach_") and one.kernels]
     assert len(updates) > 5
     for update in updates:
         (bare,) = work_items(Trace(operations=(replace(update, kernels=()),), device="cuda", recorder="dispatch"))
         assert bare.launches == len(update.kernels)
-
-
-def test_a_bias_gradient_takes_two_launches_and_a_sum_of_the_forward_pass_one() -> None:
     total = Operation(name="aten::sum", phase="backward", inputs=(tensor(64, 8),), outputs=(tensor(8),))
     trace = Trace(operations=(total, replace(total, phase="forward")), device="meta", recorder="dispatch")
     assert [item.launches for item in work_items(trace)] == [2, 1]
-
-
-def test_what_ran_on_cuda_stays_as_it_ran() -> None:
-    assert [item.operations for item in work_items(_optimizer_trace("cuda"))] == [(0,), (1,), (2,), (3,), (5,), (6,)]
 
 
 def _dropout_trace(device: str, *, same_mask: bool = True) -> Trace:
@@ -411,12 +381,6 @@ def _dropout_trace(device: str, *, same_mask: bool = True) -> Trace:
         Operation(name="aten::mul", phase="forward", inputs=(data, mask)),
     )
     return Trace(operations=operations, device=device, recorder="dispatch")
-
-
-def test_dropout_in_three_steps_is_one_kernel_on_a_gpu() -> None:
-    (item,) = work_items(_dropout_trace("cpu"))
-    assert item.operations == (1, 2, 3)
-    assert item.shapes == (operation_shape("dropout", "float32", rows=8, cols=16),)
 
 
 def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_element() -> None:

@@ -48,12 +48,6 @@ def test_seconds_are_the_reference_over_the_utilisation() -> None:
     assert estimate.interval.low[0] == pytest.approx(estimate.seconds[0] / spread)
 
 
-def test_no_end_of_the_interval_goes_below_the_bound() -> None:
-    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.9, interval=math.log(10)))
-    estimate = models.estimate(LINEAR, [SMALL])
-    np.testing.assert_array_equal(estimate.interval.low, roofline_seconds(LINEAR, [SMALL], least=True))
-
-
 def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_all_else() -> None:
     base = constant_weights("matmul_single", utilisation=0.5, interval=math.log(2))
     models = UtilisationModels(
@@ -132,21 +126,21 @@ def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() ->
     assert reference_seconds(batch, [SMALL])[0, 0] / estimate.seconds[0, 0] == pytest.approx(0.25, rel=1e-5)
 
 
-def test_what_no_model_serves_is_refused_with_the_families() -> None:
+def test_unknown_operations_and_weights_of_other_features_are_refused() -> None:
     models = UtilisationModels(constant_weights("matmul_single", utilisation=0.5, interval=0.1))
     assert models.supports("linear", "float32")
     assert not models.supports("linear", "tf32")
     assert not models.supports("relu", "float32")  # a family without weights
     with pytest.raises(UnknownOperationError, match=r"serves 'relu' in 'float32'\. Families: .*vector \(add"):
         models.estimate(shape_batch("relu", "float32", rows=1, cols=1), [SMALL])
-
-
-def test_weights_of_other_features_are_refused() -> None:
     network = constant_network("matmul_single", utilisation=0.5, interval=0.1)
     other = replace(network, features=("x", *network.features[1:]))
     models = UtilisationModels(LoadedWeights(GpuWeights("base", {"matmul_single": other}, "r", 0, ()), {}))
     with pytest.raises(WeightsFormatError, match=r"weights of 'base' for 'matmul_single' expect \d+ features"):
         models.estimate(LINEAR, [SMALL])
+    models = UtilisationModels(constant_weights("matmul_single", utilisation=0.9, interval=math.log(10)))
+    estimate = models.estimate(LINEAR, [SMALL])
+    np.testing.assert_array_equal(estimate.interval.low, roofline_seconds(LINEAR, [SMALL], least=True))
 
 
 def test_the_network_is_the_sum_that_it_says() -> None:

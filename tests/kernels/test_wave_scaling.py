@@ -38,25 +38,17 @@ def kernel(blocks: int, *, threads: int = 256, registers: int = 32, shared: int 
     )
 
 
-def test_threads_limit_the_blocks_of_a_multiprocessor() -> None:
+def test_threads_registers_and_shared_memory_limit_the_blocks_of_a_multiprocessor() -> None:
     assert blocks_per_multiprocessor(kernel(1, threads=256, registers=16), SMALL) == 2048 // 256
-
-
-def test_registers_limit_them_in_units_of_a_warp() -> None:
     # 100 registers x 32 threads = 3200 -> 3328 a warp (13 x 256); 8 warps: 26,624 of 65,536.
     assert blocks_per_multiprocessor(kernel(1, threads=256, registers=100), SMALL) == 2
-
-
-def test_shared_memory_limits_them() -> None:
+    # 33 registers x 32 threads = 1,056 -> 1,280 a warp; 4 warps take 5,120 of 65,536: 12 blocks, and 15 unrounded.
+    assert blocks_per_multiprocessor(kernel(1, threads=128, registers=33), SMALL) == 12
     # 30,000 -> 30,208 bytes (118 x 256) of 100,000.
     assert blocks_per_multiprocessor(kernel(1, shared=30_000), SMALL) == 3
-
-
-def test_a_block_that_needs_more_than_there_is_still_counts_as_one() -> None:
+    # 3,100 -> 3,328 bytes of 100,000: 30 blocks, and 32 unrounded.
+    assert blocks_per_multiprocessor(kernel(1, threads=32, registers=0, shared=3100), SMALL) == 30
     assert blocks_per_multiprocessor(kernel(1, shared=1_000_000), SMALL) == 1
-
-
-def test_a_wave_is_blocks_per_multiprocessor_times_multiprocessors() -> None:
     assert wave_blocks(kernel(1), SMALL) == 80
     assert wave_blocks(kernel(1), BIG) == 160
 
@@ -76,19 +68,13 @@ def test_scaling_to_the_same_gpu_changes_nothing(gamma: float, blocks: int) -> N
     assert math.isclose(factor(kernel(blocks), SMALL, SMALL, gamma), 1.0)
 
 
-def test_many_waves_by_hand() -> None:
+def test_few_and_many_waves_by_hand() -> None:
     # Bandwidth 1/3, waves 80/160 = 1/2, clock 1/1.5; gamma 0.5: sqrt(1/3) · sqrt(1/2 · 2/3) = sqrt(1/9) = 1/3.
     assert math.isclose(factor(kernel(10**6), SMALL, BIG, 0.5), 1 / 3)
-
-
-def test_few_waves_by_hand() -> None:
     # 240 blocks: 3 waves of 80 on SMALL, 2 of 160 on BIG. gamma 0: 2/3 waves · clock 1/1.5 = 4/9.
     assert math.isclose(factor(kernel(240), SMALL, BIG, 0.0), 4 / 9)
     # gamma 1: both draw their whole bandwidth.
     assert math.isclose(factor(kernel(240), SMALL, BIG, 1.0), 1 / 3)
-
-
-def test_below_one_wave_by_hand() -> None:
     # A block draws 100e9 / (80 / 4 · 1 GHz) = 300e9 / (160 / 4 · 1.5 GHz) = 5 bytes a cycle: 10 blocks draw 50 GB/s on
     # SMALL, 75 on BIG, as the clocks are. Bound by compute, one wave on either takes as long as its clock is slow.
     assert math.isclose(FULL_TRAFFIC_SHARE, 1 / 4)
@@ -96,6 +82,9 @@ def test_below_one_wave_by_hand() -> None:
         assert math.isclose(factor(kernel(10), SMALL, BIG, gamma), 1 / 1.5)
     # 30 blocks fill SMALL's 100 GB/s (20 do); on BIG, where 40 would, they draw 30 · 5 · 1.5 = 225.
     assert math.isclose(factor(kernel(30), SMALL, BIG, 1.0), 100 / 225)
+    faster = replace(SMALL, name="FASTER", dram_bytes_per_second=2 * SMALL.dram_bytes_per_second)
+    assert math.isclose(factor(kernel(10**6), SMALL, faster, 1.0), 0.5)
+    assert math.isclose(factor(kernel(10**6), SMALL, faster, 0.0), 1.0)
 
 
 SLOWER_TO_FASTER = [("T4", "V100-SXM2-16GB"), ("T4", "A100-SXM-40GB"), ("L4", "A100-SXM-40GB"), ("T4", "H100-SXM-80GB")]
@@ -120,12 +109,6 @@ def test_there_and_back_again(gamma: float, blocks: int) -> None:
     there = scaled_seconds(kernel(blocks), origin=SMALL, destination=BIG, gamma=gamma)
     back = scaled_seconds(replace(kernel(blocks), seconds=there), origin=BIG, destination=SMALL, gamma=gamma)
     assert math.isclose(back, LONG_SECONDS, rel_tol=1e-6)
-
-
-def test_twice_the_bandwidth_halves_the_time_of_a_memory_bound_kernel() -> None:
-    faster = replace(SMALL, name="FASTER", dram_bytes_per_second=2 * SMALL.dram_bytes_per_second)
-    assert math.isclose(factor(kernel(10**6), SMALL, faster, 1.0), 0.5)
-    assert math.isclose(factor(kernel(10**6), SMALL, faster, 0.0), 1.0)
 
 
 def test_no_gpu_shortens_the_start() -> None:
@@ -153,10 +136,13 @@ def test_copy_from_host_scales_with_bandwidth_of_its_link(name: str) -> None:
     assert math.isclose(factor(copy(name), gpu("H100-SXM-80GB"), gpu("T4"), 1.0), 4, rel_tol=0.02)  # PCIe 5.0, 3.0
 
 
-def test_gamma_is_one_without_arithmetic_half_at_the_ridge_and_zero_without_traffic() -> None:
+def test_gamma_is_one_without_arithmetic_and_half_at_the_ridge_of_its_dtype() -> None:
     assert memory_boundedness(intensity=0, ridge=10) == 1
     assert memory_boundedness(intensity=10, ridge=10) == 0.5
     assert memory_boundedness(intensity=math.inf, ridge=10) == 0
+    assert ridge_of(SMALL, "float16") == 8e12 / 100e9
+    assert ridge_of(SMALL, "float32") == 1e12 / 100e9
+    assert ridge_of(SMALL, "float8") == ridge_of(SMALL, "float32")
 
 
 @given(low=st.floats(0, 1e6), more=st.floats(0, 1e6), ridge=st.floats(1e-3, 1e3))
@@ -172,16 +158,6 @@ def test_a_negative_intensity_or_no_ridge_is_refused(intensity: float, ridge: fl
         memory_boundedness(intensity=intensity, ridge=ridge)
 
 
-def test_registers_are_handed_out_in_units_of_256_a_warp() -> None:
-    # 33 registers x 32 threads = 1,056 -> 1,280 a warp; 4 warps take 5,120 of 65,536: 12 blocks, and 15 unrounded.
-    assert blocks_per_multiprocessor(kernel(1, threads=128, registers=33), SMALL) == 12
-
-
-def test_shared_memory_is_handed_out_in_units_of_256_bytes() -> None:
-    # 3,100 -> 3,328 bytes of 100,000: 30 blocks, and 32 unrounded.
-    assert blocks_per_multiprocessor(kernel(1, threads=32, registers=0, shared=3100), SMALL) == 30
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0])
 def test_of_many_waves_it_is_habitats_equation(gamma: float) -> None:
     other = replace(SMALL, name="OTHER", streaming_multiprocessors=40, dram_bytes_per_second=500e9)
@@ -190,9 +166,3 @@ def test_of_many_waves_it_is_habitats_equation(gamma: float) -> None:
     start = SHORTEST_KERNEL_SECONDS
     scaled = scaled_seconds(given, origin=SMALL, destination=other, gamma=gamma)
     assert (scaled - start) / (given.seconds - start) == pytest.approx(0.2**gamma * 0.25 ** (1 - gamma))
-
-
-def test_the_ridge_is_that_of_the_dtype_or_of_float32() -> None:
-    assert ridge_of(SMALL, "float16") == 8e12 / 100e9
-    assert ridge_of(SMALL, "float32") == 1e12 / 100e9
-    assert ridge_of(SMALL, "float8") == ridge_of(SMALL, "float32")

@@ -54,11 +54,15 @@ def test_a_gpu_beats_another_in_every_figure_or_not_at_all() -> None:
     assert not dominates(slow, SMALL, "float32")  # by its data sheet alone
 
 
-def test_the_fastest_of_the_lesser_gpus_sets_the_limit() -> None:
+def test_lesser_boards_set_the_limit_of_those_that_beat_them() -> None:
     high = np.array([[3.0, 1.0], [2.0, 4.0]])
     longest = upper_bound_from_dominated_gpus([BIG, OLD], [SMALL, OLD], high, "float32")
     assert longest.tolist() == [[2.0, 1.0], [2.0, 4.0]]  # BIG beats both, OLD itself alone
     assert upper_bound_from_dominated_gpus([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
+    assert is_lesser_board(gpu("H100-SXM-96GB"), gpu("H100-SXM-80GB"), "bfloat16")  # 500 of 700 W, 2.4 of 3.35 TB/s
+    assert not is_lesser_board(gpu("H100-SXM-80GB"), gpu("H100-SXM-96GB"), "bfloat16")
+    assert not is_lesser_board(gpu("H100-PCIe-80GB"), gpu("A100-PCIe-80GB"), "bfloat16")  # another chip
+    assert not is_lesser_board(BIG, BIG, "float32")  # itself
 
 
 def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
@@ -157,10 +161,3 @@ def test_a_lesser_board_of_a_chip_is_no_faster_than_a_greater_one_that_was_measu
     for lesser, greater in pairs:
         words = f"{cards[lesser].name} beside {cards[greater].name}"
         assert (seconds[lesser] >= seconds[greater] * (1 - 1e-6)).all(), words
-
-
-def test_which_board_is_the_lesser_one() -> None:
-    assert is_lesser_board(gpu("H100-SXM-96GB"), gpu("H100-SXM-80GB"), "bfloat16")  # 500 of 700 W, 2.4 of 3.35 TB/s
-    assert not is_lesser_board(gpu("H100-SXM-80GB"), gpu("H100-SXM-96GB"), "bfloat16")
-    assert not is_lesser_board(gpu("H100-PCIe-80GB"), gpu("A100-PCIe-80GB"), "bfloat16")  # another chip
-    assert not is_lesser_board(BIG, BIG, "float32")  # itself

@@ -119,15 +119,12 @@ def test_a_price_is_printed_as_it_is_listed(price: float, text: str) -> None:
     assert formats.usd_per_hour(price) == text
 
 
-def test_milliseconds_and_gibibytes_leave_the_unit_to_the_header() -> None:
+def test_units_are_in_the_header_and_dollars_of_steps_keep_their_digits() -> None:
     assert formats.milliseconds(0.0123) == "12.3"
     assert formats.milliseconds_interval(0.0112, 0.0138) == "11.2–13.8"  # noqa: RUF001 (an en dash is meant)
     assert formats.gibibytes(7.81 * 2**30) == "7.81"
     assert formats.gibibytes(0.0178 * 2**30) == "<0.1"
     assert formats.gibibytes(0) == "0"
-
-
-def test_dollars_of_steps_are_multiplied_by_their_number_and_keep_their_digits() -> None:
     assert formats.usd_of_steps(0.004667) == "$0.00467"
     assert formats.usd_of_steps(12.344) == "$12.34"
 
@@ -155,16 +152,13 @@ class Output:
         self.isatty = lambda: is_terminal
 
 
-def test_text_is_as_wide_as_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_as_wide_as_its_terminal_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, width in (("80", 80), ("200", 120)):
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setattr("sys.stdout", Output(is_terminal=True))
         assert formats.width_at_hand() == width
         monkeypatch.setattr("sys.stdout", Output(is_terminal=False))
         assert formats.width_at_hand() == 120  # a file has room
-
-
-def test_closed_or_missing_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed, object()):  # as under pythonw, after a daemon let go of it, a program's own

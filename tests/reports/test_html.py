@@ -112,13 +112,6 @@ def test_the_machine_in_use_has_a_row_of_its_own() -> None:
     assert "this CPU 412 ms 6 h 41 min ± 1 %" in page(replace(FULL, machine=machine, is_running=True)).text
 
 
-def test_every_table_says_what_its_heads_are_of() -> None:
-    document = html_report(FULL, rank(FULL), made_on=DAY)
-    heads = re.findall(r"<th[ >][^>]*>?", document)
-    assert heads
-    assert all('scope="col"' in head or 'scope="row"' in head for head in heads)
-
-
 def luminance(colour: str) -> float:
     """Relative luminance, as WCAG 2.2 defines it."""
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
@@ -143,12 +136,18 @@ def test_text_has_enough_contrast(form: str) -> None:
         assert contrast(colours[mark], colours["track"]) >= 2.4, mark
 
 
-def test_a_phone_gets_drawings_and_a_table_of_its_own() -> None:
+def test_page_has_table_heads_drawings_for_a_phone_and_whole_tables_in_print() -> None:
     document = html_report(FULL, rank(FULL), made_on=DAY)
     widths = re.findall(r'<svg viewBox="0 0 (\d+) ', document)
     assert widths == [str(WIDE), str(NARROW)]
     assert 'data-label="cost"' in document
     assert "@media (max-width: 700px)" in STYLE
+    heads = re.findall(r"<th[ >][^>]*>?", document)
+    assert heads
+    assert all('scope="col"' in head or 'scope="row"' in head for head in heads)
+    # What scrolls on a screen would be cut off on paper.
+    printed = STYLE[STYLE.index("@media print") :]
+    assert ".scroll { overflow: visible; }" in printed
 
 
 @pytest.mark.parametrize("predictions", [FULL, BARE, AT_MOST, TEN, Predictions(())])
@@ -211,22 +210,35 @@ def test_energy_is_shown_where_it_was_asked_for() -> None:
     assert [column.title for column in columns_of(FULL, asked=asked[:1])][-1] == "energy (kWh)"
 
 
-def test_without_length_or_price_there_is_no_chart_of_hours_against_dollars() -> None:
+def test_page_without_length_or_memory_leaves_charts_and_points_out() -> None:
     shown = page(BARE)
     assert "Time against dollars" not in shown.text
     assert "Best within 1 h None: the length of the run is unknown" in shown.text
     assert "Cheapest None: no price known" in shown.text
     assert "svg" not in shown.tags
+    shown = page(Predictions((T4, with_values(H100, memory_fit="exceeds"))))
+    assert "Left out (does not fit): H100" in shown.text
+    none = page(Predictions((with_values(T4, memory_fit="exceeds"),)))
+    assert "Time against dollars" in none.text
+    assert "Left out" not in none.text
 
 
 def chart(svg: str) -> ElementTree.Element:
     return ElementTree.fromstring(svg)  # it is well-formed XML, too
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bars_are_as_long_as_their_values_or_points_on_a_logarithmic_axis() -> None:
     drawn = bar_chart([Bar("a", 10, 9, 12, "10 ms"), Bar("b", 40, 30, 50, "40 ms")], unit="ms")
     first, second = (float(width) for width in re.findall(r'class="fill" style="width:([\d.]+)%', drawn))
     assert second == pytest.approx(4 * first, abs=0.2)
+    drawn = bar_chart([Bar(str(n), 10.0**n, 10.0**n, 10.0**n, "") for n in range(3)], unit="ms")
+    assert 'class="fill"' not in drawn
+    places = [float(place) for place in re.findall(r'class="dot" style="left:([\d.]+)%', drawn)]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)  # equal ratios, equal distances
+    assert "Logarithmic, ms." in drawn
+    assert bar_chart([], unit="ms") == ""
+    assert scatter([], [], None, title="t") == ""
+    assert share_chart([]) == ""
 
 
 def test_the_critical_path_is_shown_by_module() -> None:
@@ -245,14 +257,11 @@ def test_the_critical_path_is_shown_by_module() -> None:
     assert "Time by module" not in page(FULL).text  # without a timeline
 
 
-def test_parts_are_as_long_as_their_shares_and_keep_their_colours() -> None:
+def test_parts_are_as_long_as_their_shares_and_the_eight_largest_have_names() -> None:
     drawn = share_chart([("x", {"a": 0.75, "b": 0.25}, ""), ("y", {"b": 1.0}, "")])
     parts = re.findall(r'class="p(\d)" style="width:([\d.]+)%" title="(\w+) ', drawn)
     # Over both bars b has 1.25, a 0.75: b comes first.
     assert parts == [("0", "25.00", "b"), ("1", "75.00", "a"), ("0", "100.00", "b")]
-
-
-def test_of_many_parts_the_eight_largest_have_names() -> None:
     shares = {f"m{number}": number / 66 for number in range(12)}  # 0 + 1 + ... + 11 = 66
     assert top_parts([shares]) == tuple(f"m{number}" for number in range(11, 3, -1))
     drawn = share_chart([("x", shares, "")])
@@ -260,25 +269,9 @@ def test_of_many_parts_the_eight_largest_have_names() -> None:
     assert drawn.count("<li>") == 9
 
 
-def test_values_far_apart_are_points_on_a_logarithmic_axis() -> None:
-    drawn = bar_chart([Bar(str(n), 10.0**n, 10.0**n, 10.0**n, "") for n in range(3)], unit="ms")
-    assert 'class="fill"' not in drawn
-    places = [float(place) for place in re.findall(r'class="dot" style="left:([\d.]+)%', drawn)]
-    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)  # equal ratios, equal distances
-    assert "Logarithmic, ms." in drawn
-
-
 def wide(drawing: str) -> ElementTree.Element:
     """The drawing for a desktop."""
     return chart(drawing.split('<div class="wide">')[1].split("</div>")[0])
-
-
-def test_gpus_without_enough_memory_have_no_point() -> None:
-    shown = page(Predictions((T4, with_values(H100, memory_fit="exceeds"))))
-    assert "Left out (does not fit): H100" in shown.text
-    none = page(Predictions((with_values(T4, memory_fit="exceeds"),)))
-    assert "Time against dollars" in none.text
-    assert "Left out" not in none.text
 
 
 def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> None:
@@ -292,7 +285,7 @@ def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> Non
     assert sum(text.startswith("$") for text in texts) >= 3
 
 
-def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:
+def test_scatter_puts_cheap_below_and_small_values_without_exponent() -> None:
     points = [Point("fast", 1, 9, "1 h"), Point("cheap", 8, 2, "8 h")]
     svg = wide(scatter(points, [(1, 9), (8, 2)], 4.0, title="t"))
     (fast_x, fast_y), (cheap_x, cheap_y) = ((float(p.attrib["cx"]), float(p.attrib["cy"])) for p in svg.iter("circle"))
@@ -300,6 +293,11 @@ def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:
     assert fast_y < cheap_y  # SVG counts downwards: the cheap one is lower on the page
     kinds = [path.attrib["class"] for path in svg.iter("path")]
     assert kinds.count("frontier") == kinds.count("limit") == 1
+    svg = wide(scatter([Point("one", 0.5 / 3600, 5e-5, "")], [], None, title="t"))
+    texts = {text.text or "" for text in svg.iter("text")}
+    assert "milliseconds" in texts
+    assert "$0.00005" in texts
+    assert not any("e-" in text and text.startswith("$") for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -311,14 +309,6 @@ def test_a_scatter_of_short_runs_is_in_smaller_units(hours: float, unit: str, de
     limit = next(path.attrib["d"] for path in svg.iter("path") if path.attrib["class"] == "limit")
     (_, other) = (float(point.attrib["cx"]) for point in svg.iter("circle"))
     assert limit.startswith(f"M{other:.1f} ")  # the deadline is the time of the other
-
-
-def test_less_than_a_second_is_in_milliseconds_and_a_small_cost_has_no_exponent() -> None:
-    svg = wide(scatter([Point("one", 0.5 / 3600, 5e-5, "")], [], None, title="t"))
-    texts = {text.text or "" for text in svg.iter("text")}
-    assert "milliseconds" in texts
-    assert "$0.00005" in texts
-    assert not any("e-" in text and text.startswith("$") for text in texts)
 
 
 def test_points_at_one_place_share_a_number_that_the_list_explains() -> None:
@@ -343,19 +333,7 @@ def test_an_axis_shows_all_values_and_a_few_round_ticks(values: list[float]) -> 
     assert len({tick_text(tick) for tick in ticks}) == len(ticks)
 
 
-def test_no_bars_and_no_points_draw_nothing() -> None:
-    assert bar_chart([], unit="ms") == ""
-    assert scatter([], [], None, title="t") == ""
-    assert share_chart([]) == ""
-
-
 def test_further_sections_follow_the_table_and_its_charts() -> None:
     page = html_report(FULL, rank(FULL), sections="<section><h2>Further</h2></section>")
     places = [page.index(f"<h2>{title}</h2>") for title in ("All GPUs", "Time against dollars", "Further", "Prices")]
     assert places == sorted(places)
-
-
-def test_print_shows_tables_whole() -> None:
-    # What scrolls on a screen would be cut off on paper.
-    printed = STYLE[STYLE.index("@media print") :]
-    assert ".scroll { overflow: visible; }" in printed

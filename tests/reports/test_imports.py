@@ -14,13 +14,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_all_of_reports_loads_nothing_heavy() -> None:
+def test_reports_load_nothing_heavy_to_import_or_print() -> None:
     assert loaded_by("\n".join(f"import lightning_predict.reports.{module}" for module in MODULES)) == set()
-
-
-def test_the_check_would_see_a_heavy_import() -> None:
     assert "rich" in loaded_by("import rich")
-
-
-def test_printing_as_plain_text_needs_nothing_heavy() -> None:
     assert loaded_by("from tests.reports.example import FULL; str(FULL)") == set()

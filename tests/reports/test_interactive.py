@@ -53,12 +53,18 @@ def found(document: str) -> str:
 AS_MADE = ["T4 (recorded)", "H100-SXM-80GB", "K80 †"]
 
 
-def test_the_page_as_made_is_in_the_order_of_the_table(tmp_path: Path) -> None:
+def test_page_is_as_made_without_scripts_and_with_a_strange_link(tmp_path: Path) -> None:
     document = page(tmp_path, FULL)
     assert [row[0] for row in rows(document)] == AS_MADE
     assert found(document) == (
         "3 of 3 rows. Cheapest: T4 (recorded), 3 h 12 min, $1.12. Fastest: H100-SXM-80GB, 24 min, $1.20."
     )
+    document = page(tmp_path, FULL, "#sort=total", scripts=False)
+    assert [row[0] for row in rows(document)] == AS_MADE
+    assert re.search(r'<form class="controls"[^>]* hidden', document)
+    assert found(document) == ""
+    document = page(tmp_path, FULL, "#sort=<b>&provider=nobody&memory=x&steps=1e9&price=-5&other=1")
+    assert re.match(r"\d of 3 rows\.", found(document))
 
 
 def test_a_link_sorts(tmp_path: Path) -> None:
@@ -75,7 +81,7 @@ def test_a_link_filters_by_memory_and_price(tmp_path: Path) -> None:
     assert found(cheap).startswith("2 of 3 rows.")
 
 
-def test_more_steps_take_and_cost_more(tmp_path: Path) -> None:
+def test_more_steps_cost_more_and_a_deadline_leaves_only_gpus_in_time(tmp_path: Path) -> None:
     document = page(tmp_path, FULL, "#steps=20")  # tenfold
     t4, h100, _ = rows(document)
     assert "4 h" in h100  # 10 × 24 min
@@ -83,9 +89,6 @@ def test_more_steps_take_and_cost_more(tmp_path: Path) -> None:
     assert "1 d 8 h" in t4  # 10 × 3 h 12 min
     assert "$11.20" in t4
     assert found(document).endswith("Charts and texts are for 240,000 steps.")
-
-
-def test_a_deadline_leaves_only_gpus_in_time_for_the_summary(tmp_path: Path) -> None:
     document = page(tmp_path, FULL, "#deadline=20")  # 0.1 h × 87,600^0.2 = 0.97 h
     assert "Cheapest: H100-SXM-80GB, 24 min, $1.20." in found(document)
     assert document.count('class="used late"') == 1
@@ -95,15 +98,3 @@ def test_a_deadline_leaves_only_gpus_in_time_for_the_summary(tmp_path: Path) -> 
 def test_pages_with_little_and_with_much_have_their_controls(predictions: Predictions, tmp_path: Path) -> None:
     document = page(tmp_path, predictions)
     assert found(document).startswith(f"{len(predictions)} of {len(predictions)} rows.")
-
-
-def test_the_page_is_whole_without_scripts(tmp_path: Path) -> None:
-    document = page(tmp_path, FULL, "#sort=total", scripts=False)
-    assert [row[0] for row in rows(document)] == AS_MADE
-    assert re.search(r'<form class="controls"[^>]* hidden', document)
-    assert found(document) == ""
-
-
-def test_a_strange_link_does_no_harm(tmp_path: Path) -> None:
-    document = page(tmp_path, FULL, "#sort=<b>&provider=nobody&memory=x&steps=1e9&price=-5&other=1")
-    assert re.match(r"\d of 3 rows\.", found(document))

@@ -79,20 +79,14 @@ def test_only_decisive_gpus_of_many_are_logged() -> None:
     assert selected_gpus(rank(nowhere), nowhere) == set(offered)
 
 
-def test_unknown_values_are_not_logged() -> None:
+def test_only_known_values_are_logged_with_the_loggers_separator() -> None:
     assert set(metrics(BARE)) == {"predict/L4/iteration_ms", "predict/A10/iteration_ms"}
     assert set(metrics(BARE, in_full=True)) == {
         f"predict/{gpu}/iteration_ms{end}" for gpu in ("L4", "A10") for end in ("", "_low", "_high")
     }
     assert "predict/K80/cost_usd" not in metrics(FULL)
     assert "predict/K80/total_hours" in metrics(FULL)
-
-
-def test_a_cost_of_nothing_is_a_known_value() -> None:
     assert metrics(Predictions((with_values(MINIMAL, cost_usd=0.0),)))["predict/L4/cost_usd"] == 0.0
-
-
-def test_the_separator_is_the_loggers() -> None:
     assert "predict-T4-iteration_ms" in metrics(FULL, separator="-")
 
 
@@ -263,15 +257,12 @@ def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.M
     assert markdown == markdown_table(FULL)
 
 
-def test_failing_logger_does_not_affect_others(tmp_path: Path) -> None:
+def test_failing_logger_and_refused_output_do_not_affect_others(tmp_path: Path) -> None:
     before, broken, after = CSVLogger(tmp_path / "1"), BrokenLogger(tmp_path / "2"), CSVLogger(tmp_path / "3")
     assert log_predictions([before, broken, after], FULL, step=STEP) == (
         "BrokenLogger could not log the metrics of the predictions: ConnectionError: no route to host",
     )
     assert len(csv_rows(before)) == len(csv_rows(after)) == len(metrics(FULL))
-
-
-def test_refused_output_does_not_affect_other_outputs(tmp_path: Path) -> None:
     logger = PickyLogger(tmp_path)
     assert log_predictions([logger], FULL, step=STEP) == (
         "PickyLogger could not log the table of the predictions: NotImplementedError: no text here",
@@ -295,13 +286,10 @@ def test_random_numbers_continue_after_a_logger_that_draws(tmp_path: Path) -> No
     assert random.getstate() == before
 
 
-def test_any_other_logger_gets_metrics_with_its_own_separator() -> None:
+def test_any_other_logger_gets_metrics_and_lightnings_dummy_takes_them() -> None:
     logger = CountingLogger()
     assert log_predictions([logger], FULL, step=STEP) == ()
     assert logger.calls == [(metrics(FULL, separator="."), STEP)]
-
-
-def test_lightnings_dummy_logger_takes_it_without_a_warning() -> None:
     assert log_predictions([DummyLogger()], FULL, step=STEP) == log_predictions([], FULL, step=STEP) == ()
 
 

@@ -11,14 +11,11 @@ from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import BARE, FULL, H100, MINIMAL, T4
 
 
-def test_predictions_are_a_mapping_in_the_order_asked() -> None:
+def test_predictions_are_a_mapping_in_the_order_asked_that_names_its_gpus() -> None:
     assert list(FULL) == ["H100-SXM-80GB", "T4", "K80"]
     assert len(FULL) == 3
     assert FULL["T4"] is T4
     assert dict(FULL)["H100-SXM-80GB"] is H100
-
-
-def test_unknown_name_behaves_as_in_any_mapping() -> None:
     assert "T4" in FULL
     assert "T5" not in FULL
     not_a_name: object = 4
@@ -26,9 +23,6 @@ def test_unknown_name_behaves_as_in_any_mapping() -> None:
     assert FULL.get("T4") is T4
     assert FULL.get("T5") is None
     assert FULL.get("T5", MINIMAL) is MINIMAL
-
-
-def test_unknown_name_lists_predicted_gpus() -> None:
     with pytest.raises(UnknownGpuError, match=r"No prediction for 'T5' here\. Predicted: H100-SXM-80GB, T4, K80\."):
         FULL["T5"]
 
@@ -57,14 +51,11 @@ def test_json_holds_the_verdict_and_its_sentence() -> None:
     assert read["predictions"][1]["verdict"] is None
 
 
-def test_printing_no_predictions_does_not_fail() -> None:
-    assert "GPU" in str(Predictions(()))
-
-
-def test_str_is_the_plain_table() -> None:
+def test_str_is_the_plain_table_also_without_predictions() -> None:
     assert str(FULL) == FULL.text() == plain_table(FULL)
     assert FULL.text(verbose=True) == plain_table(FULL, verbose=True)
     assert "18.0–23.0" in BARE.text(verbose=True)  # noqa: RUF001 (an en dash is meant)
+    assert "GPU" in str(Predictions(()))
 
 
 def test_a_notebook_shows_the_table_with_its_notes_and_nothing_of_a_name_is_markup() -> None:
@@ -79,14 +70,11 @@ def test_a_notebook_shows_the_table_with_its_notes_and_nothing_of_a_name_is_mark
     assert "&lt;script&gt;" in hostile
 
 
-def test_a_data_frame_has_a_row_a_gpu_and_a_column_a_value() -> None:
+def test_data_frame_has_a_row_a_gpu_and_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = FULL.to_pandas()
     assert list(frame.index) == ["H100-SXM-80GB", "T4", "K80"]
     assert frame.loc["T4", "iteration_seconds"] == 0.0480
     assert set(frame.columns) == set(T4.as_dict()) - {"gpu"}
-
-
-def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependencyError, match=r"pip install pandas\. as_dict\(\) works without it"):
         FULL.to_pandas()

@@ -61,10 +61,19 @@ def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> 
     assert nearest_cases(step, "L40S", [other_kind], number=4) == (other_kind,)
 
 
-def test_held_out_cases_come_first() -> None:
+def test_several_gpus_and_training_are_compared_with_their_own_kind_held_out_first() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     held_out = case(split="held out", steps=1)
     assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())
+    alone, several = case(), case(gpu="8xRTX-4090")
+    assert nearest_cases(step, "RTX-4090", [several, alone], number=2) == (alone,)
+    assert nearest_cases(step, "4xRTX-4090", [alone, several], number=2) == (several,)
+    assert nearest_cases(step, "4xRTX-4090", [alone], number=2) == (alone,)  # there is nothing else
+    inference = case(is_training=False, split="held out")
+    assert nearest_cases(step, "RTX-4090", [inference, case()], number=2) == (case(),)
+    assert nearest_cases(step, "RTX-4090", [inference], number=2) == (inference,)  # there is nothing else
+    asked = replace(step, is_training=False)
+    assert nearest_cases(asked, "RTX-4090", [case(), inference], number=2) == (inference,)
 
 
 def test_adapters_are_compared_with_adapters() -> None:
@@ -74,23 +83,6 @@ def test_adapters_are_compared_with_adapters() -> None:
     adapters = case(kind="language model", gpu="T4", trains="adapters")
     assert nearest_cases(step, "RTX-4090", [whole, over_4_bits, adapters], number=3) == (adapters,)
     assert nearest_cases(replace(step, trains="all"), "RTX-4090", [over_4_bits, whole], number=3) == (whole,)
-
-
-def test_several_gpus_are_compared_with_several() -> None:
-    step = StepDescription(kind="vision transformer", precision="16 bits")
-    alone, several = case(), case(gpu="8xRTX-4090")
-    assert nearest_cases(step, "RTX-4090", [several, alone], number=2) == (alone,)
-    assert nearest_cases(step, "4xRTX-4090", [alone, several], number=2) == (several,)
-    assert nearest_cases(step, "4xRTX-4090", [alone], number=2) == (alone,)  # there is nothing else
-
-
-def test_training_is_compared_with_training() -> None:
-    step = StepDescription(kind="vision transformer", precision="16 bits")
-    inference = case(is_training=False, split="held out")
-    assert nearest_cases(step, "RTX-4090", [inference, case()], number=2) == (case(),)
-    assert nearest_cases(step, "RTX-4090", [inference], number=2) == (inference,)  # there is nothing else
-    asked = replace(step, is_training=False)
-    assert nearest_cases(asked, "RTX-4090", [case(), inference], number=2) == (inference,)
 
 
 def test_tf32_is_float32_on_a_gpu_without_it() -> None:

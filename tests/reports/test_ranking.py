@@ -109,19 +109,18 @@ def test_gpu_without_enough_memory_is_not_recommended() -> None:
     )
 
 
-def test_tight_memory_adds_a_remark() -> None:
+def test_unknown_price_or_memory_leaves_the_fastest_gpu_with_a_remark() -> None:
+    free = Predictions(tuple(with_values(row, usd_per_hour=None, cost_usd=None, offer=None) for row in (T4, H100)))
+    ranking = rank(free, deadline_hours=1)
+    assert names(ranking) == (None, "H100-SXM-80GB", "H100-SXM-80GB")
+    assert (ranking.without_price, ranking.frontier) == (("T4", "H100-SXM-80GB"), ())
+    assert "Memory unknown: whether the run fits was not checked." in ranking_lines(rank(BARE))
+    assert not rank(FULL).memory_unknown
     narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE, usable_bytes=8.06 * GIBIBYTE)
     ranking = rank(Predictions((narrow, H100)))
     assert names(ranking) == ("T4", "H100-SXM-80GB", None)
     assert ranking.as_dict()["tight"] == ["T4"]
     assert "Memory is tight on T4: run a few steps before you rent for long." in ranking_lines(ranking)
-
-
-def test_fastest_gpu_is_known_without_prices() -> None:
-    free = Predictions(tuple(with_values(row, usd_per_hour=None, cost_usd=None, offer=None) for row in (T4, H100)))
-    ranking = rank(free, deadline_hours=1)
-    assert names(ranking) == (None, "H100-SXM-80GB", "H100-SXM-80GB")
-    assert (ranking.without_price, ranking.frontier) == (("T4", "H100-SXM-80GB"), ())
 
 
 def test_unknown_length_compares_one_iteration() -> None:
@@ -145,11 +144,6 @@ def test_too_short_a_deadline_says_what_fits_in_it() -> None:
     assert f"Within 6 min: 6 epochs (54,000 steps) {end}" in ranking_lines(
         rank(Predictions(epochs), deadline_hours=0.1)
     )
-
-
-def test_unknown_memory_adds_a_remark() -> None:
-    assert "Memory unknown: whether the run fits was not checked." in ranking_lines(rank(BARE))
-    assert not rank(FULL).memory_unknown
 
 
 def test_rankings_equal_their_golden_texts(golden: Callable[[str, str], None]) -> None:

@@ -58,8 +58,11 @@ def test_a_task_rents_the_machine_of_the_offer() -> None:
     assert text.startswith("# AWS g5.xlarge (2026-09-17): $1.01/h for 1 x A10G.\n# Predicted on one A10G: 3 h 12 min")
 
 
-def test_a_spot_offer_asks_for_an_interruptible_machine() -> None:
+def test_spot_offers_and_user_text_are_written_as_skypilot_reads_them() -> None:
     assert resources(sky_task(offer(spot=True)))["use_spot"] is True
+    text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
+    document = yaml.safe_load(text)
+    assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
 
 
 def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None:
@@ -98,12 +101,6 @@ def test_names_are_spelled_as_skypilot_spells_them(changes: dict[str, Any], expe
     text = sky_task(offer(**changes))
     assert resources(text) == expected | {"use_spot": False}
     assert ("# SkyPilot has no cloud named Us" in text) == (changes["provider"] == "Us")
-
-
-def test_user_text_is_quoted_in_yaml() -> None:
-    text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
-    document = yaml.safe_load(text)
-    assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
 
 
 def test_every_shipped_offer_makes_a_task() -> None:
@@ -150,18 +147,18 @@ def test_task_rents_the_machine_that_prices_the_prediction() -> None:
     assert yaml.safe_load(sky_task(machine_to_rent(rack.layout), prediction=rack))["num_nodes"] == 16
 
 
-def test_the_estimator_gives_seconds_of_the_run() -> None:
+def test_estimator_gives_seconds_of_the_predicted_form_if_its_length_is_known() -> None:
     estimate = sky_time_estimator(FULL)
     assert estimate(Resources({"T4": 1})) == 11_520
     assert estimate(Resources({"H100": 1.0})) == 1_440  # SkyPilot's name of our H100-SXM-80GB
     assert estimate(Resources({"H100-SXM": 1})) == 1_440
     fraction = Predictions((with_total(T4, 0.2),))
     assert sky_time_estimator(fraction)(Resources({"T4": 1})) == 1  # never 0 seconds
-
-
-def test_a_name_that_covers_several_forms_finds_the_one_that_was_predicted() -> None:
     pcie = Predictions((with_values(H100, layout="A100-PCIe-80GB"),))
     assert sky_time_estimator(pcie)(Resources({"A100-80GB": 1})) == 1_440
+    unknown = Predictions((with_values(T4, total=None),))
+    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is unknown; predict it with a number"):
+        sky_time_estimator(unknown)(Resources({"T4": 1}))
 
 
 @pytest.mark.parametrize(
@@ -182,12 +179,6 @@ def test_estimator_rejects_unpredicted_resources(
     with pytest.raises(error) as caught:
         sky_time_estimator(FULL)(Resources(accelerators))
     assert words in str(caught.value)
-
-
-def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
-    unknown = Predictions((with_values(T4, total=None),))
-    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is unknown; predict it with a number"):
-        sky_time_estimator(unknown)(Resources({"T4": 1}))
 
 
 def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_number() -> None:

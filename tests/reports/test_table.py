@@ -216,12 +216,15 @@ def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
     assert [list(folded_gpus(predictions)) for predictions in (in_use, tight, alike)] == [[], [], []]
 
 
-def test_unknown_run_length_shows_1000_steps() -> None:
+def test_unknown_run_length_shows_1000_steps_and_too_small_gpus_come_last() -> None:
     # A step of 20 ms and its wait of 5 ms, 1,000 times; a step is 18 to 23 ms, with its wait 23 to 28.
     (row,) = cells(of(ENDLESS))
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 12 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
     assert "total" in cells(of(T4))[0]
+    shown = [row["memory (GiB)"] for row in cells(of(T4, K80, with_values(T4, gpu="Narrow", memory_fit="tight")))]
+    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB.
+    assert shown == ["7.81 of 14.1", "tight: 7.81 of 14.1", "too large: 12.5 of 10.5"]
 
 
 def test_machine_in_use_is_the_first_row() -> None:
@@ -243,12 +246,6 @@ def test_heading_precedes_every_form_of_the_table() -> None:
     assert plain_table(headed).splitlines()[:2] == [headed.heading, ""]
     assert markdown_table(headed).startswith("**Rest of this run: 240,000 steps × batch 64**\n\n|")  # noqa: RUF001
     assert printed(headed, 120).splitlines()[0] == headed.heading
-
-
-def test_gpus_without_enough_memory_come_last() -> None:
-    shown = [row["memory (GiB)"] for row in cells(of(T4, K80, with_values(T4, gpu="Narrow", memory_fit="tight")))]
-    # 7.81 + 6.29 GiB; 12.5 - 2.0 GiB.
-    assert shown == ["7.81 of 14.1", "tight: 7.81 of 14.1", "too large: 12.5 of 10.5"]
 
 
 def test_brief_table_leaves_details_to_verbose() -> None:
@@ -337,12 +334,9 @@ def test_column_without_any_value_is_left_out_and_named() -> None:
     assert "unknown" in next(line for line in plain_table(FULL).splitlines() if line.startswith("K80"))
 
 
-def test_gpu_in_use_is_this_one_only_while_running() -> None:
+def test_table_in_use_and_of_a_run_that_may_end_earlier_says_so() -> None:
     assert plain_table(FULL).splitlines()[2].startswith("T4 (recorded)  47.5 ms")
     assert plain_table(replace(FULL, is_running=True)).splitlines()[2].startswith("this T4 ")
-
-
-def test_run_that_may_end_earlier_takes_and_costs_at_most() -> None:
     text = plain_table(AT_MOST)
     assert "≤ 3 h 12 min" in text
     assert "≤ $1.12" in text
@@ -390,8 +384,11 @@ def test_ascii_console_gets_only_ascii() -> None:
     assert all(words in text for words in ("< 3 h 12 min", "-25/+42 %", "~ 5 %"))
 
 
-def test_rich_markup_in_notes_is_printed_literally() -> None:
+def test_rich_markup_is_printed_literally_and_markdown_escaped() -> None:
     assert "[bold]x[/] :smile:" in printed(Predictions((MINIMAL,), notes=("[bold]x[/] :smile:",)), 80)
+    text = markdown_table(Predictions((MINIMAL,), used_gpu="L4", notes=("a|b *c* <script>",)))
+    assert "| L4 (recorded) |" in text
+    assert r"- a\|b \*c\* &lt;script>" in text
 
 
 def test_file_output_is_120_wide(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,12 +409,6 @@ def test_gpu_in_use_is_bold_and_too_small_gpu_dim() -> None:
     assert dim not in h100
     assert t4.startswith(f"{bold}T4 (recorded)")
     assert k80.startswith(f"{dim}K80")
-
-
-def test_markdown_escapes_markup() -> None:
-    text = markdown_table(Predictions((MINIMAL,), used_gpu="L4", notes=("a|b *c* <script>",)))
-    assert "| L4 (recorded) |" in text
-    assert r"- a\|b \*c\* &lt;script>" in text
 
 
 # TensorBoard carries a copy of html5lib that warns about itself when it is imported.

@@ -46,22 +46,16 @@ def test_the_measured_step_counts_where_there_is_one() -> None:
     assert "predict/L4/mfu" not in metrics(predict(measured, gpus=["T4", "L4"], history=False))
 
 
-def test_recomputed_products_do_not_count() -> None:
+def test_flops_count_each_gpu_but_not_recomputed_products_and_tokens_are_indices() -> None:
     trace = example_trace(SIZE)
     first = trace.operations[0]
     recomputed = replace(trace, operations=(*trace.operations, replace(first, phase="backward")))
     assert predicted(recomputed)["T4"].model_flops == predicted(trace)["T4"].model_flops == 3 * 2 * SIZE**3
-
-
-def test_eight_gpus_have_eight_times_the_flops_and_the_peak() -> None:
     prediction = predicted(example_trace(SIZE, samples=4), "8xT4")["8xT4"]
     assert prediction.model_flops == 8 * 3 * 2 * SIZE**3
     assert prediction.mfu == pytest.approx(
         prediction.model_flops / prediction.iteration_seconds / (8 * gpu("T4").peak_flops_per_second["float32"])
     )
-
-
-def test_tokens_are_the_indices_of_sequences() -> None:
     table, indices = TensorInfo((100, SIZE), "float32"), TensorInfo((4, 128), "int64")
     looked_up = Operation(name="aten::embedding", phase="forward", inputs=(table, indices), outputs=())
     trace = example_trace(SIZE)
@@ -69,17 +63,13 @@ def test_tokens_are_the_indices_of_sequences() -> None:
     assert prediction.tokens_per_second == pytest.approx(4 * 128 / prediction.iteration_seconds)
 
 
-def test_columns_are_added_by_name_or_title() -> None:
+def test_columns_are_added_by_name_or_title_with_the_date_of_prices() -> None:
     predictions = predicted(example_trace(SIZE, samples=16))
     head = predictions.text(columns=["MFU", "samples_per_second"]).splitlines()[2].split()
     assert {"MFU", "samples/s"} <= set(head)
     assert "MFU" not in str(predictions)
     with pytest.raises(InvalidArgumentError, match="columns='speed' is no column; expected some of samples_per_second"):
         predictions.text(columns=["speed"])
-
-
-def test_column_shows_the_date_of_each_price() -> None:
-    predictions = predicted(example_trace(SIZE, samples=16))
     date = predictions["T4"].price.priced_on
     assert date is not None
     assert "price of" in predictions.text(columns=["priced_on"])
@@ -160,15 +150,12 @@ def test_a_total_that_differs_from_its_steps_is_explained(
     ) is (is_wide)
 
 
-def test_heading_says_in_how_many_steps_several_gpus_share_the_samples() -> None:
+def test_layout_says_its_steps_and_how_many_samples_its_loader_must_deliver() -> None:
     # Two replicas take a batch each: half as many steps of twice as many samples.
     trace = example_trace(SIZE, samples=1)
     assert "5,000 steps × batch 1 = 2,500 × batch 2 (2xL4), " in str(  # noqa: RUF001
         predict(trace, gpus=["L4", "2xL4"], iterations=5000, history=False)
     )
-
-
-def test_a_fast_layout_says_how_many_samples_its_loader_must_deliver() -> None:
     fast = with_values(example_prediction("8xT4"), samples_per_second=35_000.0)
     words = "8xT4: each machine needs 35,000 samples/s from its loader, whose speed was not measured."
     assert words in " ".join(str(Predictions((fast,))).split())

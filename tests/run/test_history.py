@@ -146,15 +146,14 @@ def test_only_last_runs_of_a_large_history_are_read(
         assert read_history(path) == ()
 
 
-def test_files_of_a_shared_folder_are_read_in_equal_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_shared_folder_are_read_in_equal_parts_and_old_ones_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("one", "other"):
         for _ in range(5):
             append_record(RECORD, tmp_path / f"{name}.jsonl")
     monkeypatch.setattr(history, "MAX_HISTORY_BYTES", 4 * LINE_BYTES)
     assert len(read_history(tmp_path)) == 4
-
-
-def test_file_without_models_and_numbers_of_gpus_is_read(tmp_path: Path) -> None:
     line = {key: value for key, value in asdict(RECORD).items() if key not in ("model", "num_gpus")}
     path = tmp_path / "history.jsonl"
     path.write_text(json.dumps(line) + "\n")
@@ -202,13 +201,22 @@ def test_fingerprint_of_model_depends_on_parameters_and_precision() -> None:
 # --- Corrections
 
 
-def test_step_is_corrected_to_measured_step() -> None:
+def test_step_is_corrected_by_runs_on_as_many_gpus_with_an_interval() -> None:
     correction = known(correction_for([RECORD], "f", STEP))
     step = STEP.scaled(correction.step, note=correction.note(STEP.gpu))
     # 0.6 s were measured; 0.5 s are predicted.
     assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
     assert step.notes == ("The step is corrected by a factor of 1.20, from 1 earlier run of this model on T4.",)
     assert correction.run == 1.0
+    records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
+    correction = known(correction_for(records, "f", replace(STEP, gpu="8xT4")))
+    assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
+    assert correction_for(records, "f", replace(STEP, gpu="4xT4")) is None
+    # A repeated run differs by 5 % at the 90 % level, so the median of four equal steps by the root of that factor.
+    step = STEP.with_measured_steps([0.5] * 4)
+    assert step.seconds == 0.5
+    assert step.high_seconds == pytest.approx(0.5 * MEASURED_SPREAD**0.5)
+    assert STEP.with_measured_steps([0.4, 0.5, 0.6]).interval == Interval(0.4, 0.5, 0.6)
 
 
 def test_only_the_latest_runs_count() -> None:
@@ -248,14 +256,6 @@ def test_single_false_line_changes_a_total_by_no_more_than_its_neighbours_differ
             [*runs[:number], replace(RECORD, actual_seconds=actual_seconds), *runs[number:]], "f", "T4"
         )
         assert 1.10 <= known(correction).run <= 1.14
-
-
-def test_interval_of_equal_measured_steps_is_not_empty() -> None:
-    """A repeated run differs by 5 % at the 90 % level, so the median of four equal steps by the root of that factor."""
-    step = STEP.with_measured_steps([0.5] * 4)
-    assert step.seconds == 0.5
-    assert step.high_seconds == pytest.approx(0.5 * MEASURED_SPREAD**0.5)
-    assert STEP.with_measured_steps([0.4, 0.5, 0.6]).interval == Interval(0.4, 0.5, 0.6)
 
 
 def of_sizes(**seconds: float) -> list[HistoryRecord]:
@@ -298,13 +298,6 @@ def test_other_models_gpus_and_distant_batch_sizes_give_no_correction(
     records: list[HistoryRecord], samples: int | None
 ) -> None:
     assert correction_for(records, "f", STEP, model="m", samples=samples) is None
-
-
-def test_layout_is_corrected_by_runs_with_the_same_number_of_gpus() -> None:
-    records = [RECORD, replace(RECORD, num_gpus=8, step_seconds=1.5)]
-    correction = known(correction_for(records, "f", replace(STEP, gpu="8xT4")))
-    assert (correction.step, correction.runs) == (1.5 / 0.5, 1)
-    assert correction_for(records, "f", replace(STEP, gpu="4xT4")) is None
 
 
 def test_predict_uses_history_unless_disabled() -> None:
