@@ -68,7 +68,11 @@ def kind_of(table: str, row: Mapping[str, str]) -> str:
 
 
 def fitted(sources: Iterable[Sequence[float]]) -> Ends:
-    """Return the 90 % interval of the ratios, each source with the same weight."""
+    """Return the 90 % interval of the ratios of another source; each source has the same weight.
+
+    The scale of few sources is too small, and their location is not that of others: both by the number of sources.
+    """
+    sources = list(sources)
     points = [(math.log(ratio), 1 / len(own)) for own in sources for ratio in own]
     logs, weights = zip(*points, strict=True)
 
@@ -76,7 +80,7 @@ def fitted(sources: Iterable[Sequence[float]]) -> Ends:
         return -float((student.logpdf(logs, DEGREES, values[0], math.exp(values[1])) * weights).sum())
 
     location, scale = minimize(loss, (0.0, math.log(0.05)), method="Nelder-Mead").x
-    far = student.ppf(0.95, DEGREES) * math.exp(scale)
+    far = student.ppf(0.95, DEGREES) * math.exp(scale) * math.sqrt((len(sources) + 1) / (len(sources) - 1))
     return math.exp(location - far), math.exp(location + far)
 
 

@@ -16,11 +16,13 @@ RATIOS = [math.exp(0.03 + 0.05 * student.ppf((rank + 0.5) / 200, 3)) for rank in
 
 
 def test_interval_is_that_of_the_ratios_however_many_a_source_has() -> None:
-    assert fitted([RATIOS, RATIOS * 3]) == pytest.approx((math.exp(0.03 - 0.1177), math.exp(0.03 + 0.1177)), rel=0.01)
+    half = 0.1177 * math.sqrt(21 / 19)  # of a source beside 20 others
+    expected = math.exp(0.03 - half), math.exp(0.03 + half)
+    assert fitted([RATIOS, *[RATIOS[::2] * 3] * 19]) == pytest.approx(expected, rel=0.01)
 
 
 def test_probability_of_ratios_that_follow_it_is_the_share_that_fits() -> None:
-    found = judged(fitted([RATIOS]), RATIOS)
+    found = judged(fitted([RATIOS] * 99), RATIOS)
     for _, count, predicted, fits in reliability_rows({("recorded", "one"): found}):
         assert int(count) >= len(RATIOS)
         assert float(predicted) == pytest.approx(float(fits), abs=3)
