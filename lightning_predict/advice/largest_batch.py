@@ -142,8 +142,11 @@ class ScaledMemory:
         self._known: dict[int, list[tuple[Trace, StepMemory]]] = {}
         if derived is not None and len(self._kinds) == 1:
             self._known[self.recorded] = [(trace, derived)]
-        measured = trace.memory.reserved_bytes
-        self._correction = 1.0 if measured is None else measured / _total(self._derived(self.recorded))
+        is_measured = trace.memory.peak_bytes is not None or trace.memory.reserved_bytes is not None
+        measured = step_memory(trace) if is_measured else None
+        self._correction = 1.0
+        if measured is not None:
+            self._correction = measured.relative.middle * _total(measured) / _total(self._derived(self.recorded))
 
     def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
         """Return each kind of step with `samples` samples per batch, with its memory."""

@@ -103,12 +103,13 @@ def test_one_sample_is_singular_and_an_even_chance_contradicts_no_fit(
     assert batch.sentence == f"Largest batch on the L4: {sentence}"
 
 
-def test_measured_peak_corrects_all_batch_sizes() -> None:
+@pytest.mark.parametrize("name", ["reserved_bytes", "peak_bytes"])
+def test_measured_peak_corrects_all_batch_sizes(name: str) -> None:
     derived = step_memory(kept())
     assert derived is not None
     own = derived.persistent_bytes + derived.temporary_bytes + derived.slack_bytes
     plain = largest(kept())
-    measured = largest(replace(kept(), memory=replace(kept().memory, reserved_bytes=round(1.2 * own))))
+    measured = largest(replace(kept(), memory=replace(kept().memory, **{name: round(1.2 * own)})))
     # Both fill the same card, the measured one with fewer samples.
     assert measured.memory_bytes == pytest.approx(plain.memory_bytes, rel=0.03)
     assert (measured.batch_size or 0) < (plain.batch_size or 0) / 1.15
