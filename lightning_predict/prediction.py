@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Final
@@ -243,7 +243,7 @@ def predict_workload(
         predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
     notes += decisive(
-        f"Predicted without {listed(missing)}: {listed(sorted({layout.gpu.name for layout in without}))}."
+        f"Predicted without {listed(missing)}: {', '.join(sorted({layout.gpu.name for layout in without}))}."
         for missing, without in lacking.items()
     )
     if workload.training_iterations is not None and assumptions.charges is not None:
@@ -356,7 +356,7 @@ def _heading(
     if assumptions.release is not None and not trace.has_measured_kernels:
         parts.append(f"under torch {assumptions.release}")
     if assumptions.kernels_applied:
-        parts.append(f"with kernels of {listed(assumptions.kernels_applied)}")
+        parts.append(f"with kernels of {', '.join(_kernels_told(assumptions, predictions))}")
     if assumptions.host_assumed.words is not None and (
         assumptions.host_assumed.spread is None or not has_measured_host(trace)
     ):
@@ -364,6 +364,14 @@ def _heading(
     if any(prediction.num_gpus > 1 for prediction in predictions):
         parts.append(f"several GPUs by {assumptions.strategy.name}")
     return ", ".join(parts)
+
+
+def _kernels_told(assumptions: Assumptions, predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield the names of the kernels, each with the GPUs that lack them."""
+    gpus = dict.fromkeys(prediction.layout.gpu for prediction in predictions)
+    for name in assumptions.kernels_applied:
+        lacking = [gpu.name for gpu in gpus if name in assumptions.kernels_missing_on(gpu)]
+        yield f"{name} (not on {listed(lacking)})" if lacking else name
 
 
 def _machine_name(trace: Trace, in_use: Layout | None) -> str:

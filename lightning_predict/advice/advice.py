@@ -54,6 +54,7 @@ def advise(  # noqa: D417
     allow: Sequence[str] = ("numerics", "memory"),
     followed: Trace | None = None,
     strategy: str | Strategy | LightningStrategy = "ddp",
+    kernels: str | Sequence[str] = (),
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
     history: bool = True,
@@ -79,6 +80,7 @@ def advise(  # noqa: D417
     """
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
+        kernels=kernels,
         usd_per_hour=usd_per_hour,
         weights=weights,
         history=read_history() if history else (),
@@ -122,7 +124,9 @@ def advice_for(
         changes=tuple(_ranked(advised)),
         allowed=frozenset(allow),
         chain=chain,
-        layers=layer_table(trace, gpus[:2], assumptions.weights, after=changed_trace),
+        layers=layer_table(
+            trace, gpus[:2], assumptions.weights, after=changed_trace, kernels=assumptions.kernels_applied
+        ),
         notes=evaluation.before.notes,
     )
 
@@ -264,7 +268,8 @@ class _Evaluation:
         )
 
     def _inapplicable_reason(self, change: Change, trace: Trace, layout: Layout) -> str | None:
-        for name in self._assumptions.kernels_applied:
+        runs = self._assumptions.without_kernels(self._assumptions.kernels_missing_on(layout.gpu))
+        for name in runs.kernels_applied:
             if change.name in KERNELS and KERNELS[change.name].slot == KERNELS[name].slot:
                 return f"the step runs {name} already"
         return change.why_not_on(trace, layout, self._assumptions.strategy)

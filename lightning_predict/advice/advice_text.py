@@ -347,6 +347,7 @@ def _notes(advice: Advice) -> Iterator[str]:
         for head, group in _others(advice).items()
         if group
     ]
+    yield from _padded_parts(advice)
     yield from known[:MAX_NOTES]
     if list(_full_notes(advice)) != known:
         yield "verbose adds the evidence, the reasons and all names."
@@ -360,6 +361,7 @@ def _full_notes(advice: Advice) -> Iterator[str]:
         if change.evidence is not None:
             names.setdefault(change.evidence, []).append(change.name)
     yield from (f"Evidence ({', '.join(given)}): {evidence}." for evidence, given in names.items())
+    yield from _padded_parts(advice)
     for head in (ALIKE, SLOWER, NOISE):
         if others[head]:
             yield f"{head}: {'; '.join(f'{change.name} {_ends(change.gain)}' for change in others[head])}."
@@ -390,6 +392,14 @@ def _elsewhere(change: EvaluatedChange, advice: Advice) -> str:
 
 def _largest(change: EvaluatedChange) -> tuple[str, float]:
     return max(change.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _padded_parts(advice: Advice) -> Iterator[str]:
+    """Yield the part of compile's gain, if it has a row, that comes from padding."""
+    for change in numbered(advice):
+        if part := _by_padding(change, advice, ""):
+            on = "".join(f", {_times(value)} on {name}" for name, value in list(change.simulated_gains.items())[1:])
+            yield f"Gain of {change.name}, simulated: {_times(change.simulated_gain or 1.0)}{on}; {part}."
 
 
 def _by_padding(change: EvaluatedChange, advice: Advice, comma: str) -> str:

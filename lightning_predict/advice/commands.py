@@ -32,6 +32,7 @@ def advise(
     allow: str = "numerics,memory",
     followed: Path | None = None,
     strategy: str = "ddp",
+    kernels: str | None = None,
     usd_per_hour: str | None = None,
     profile: Path | None = None,
     try_: str | None = None,
@@ -53,6 +54,7 @@ def advise(
         allow: Side effects that changes may have (numerics, digits, memory, samples), separated by commas.
         followed: The same step captured on the meta device, if the trace is a profile of a GPU. torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
+        kernels: What the job runs instead of PyTorch's eager kernels, as for predict; changes come on top of these.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         profile: TOML file with the machines, links, prices and other assumptions.
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
@@ -77,7 +79,9 @@ def advise(
     prices = told.prices(parse_prices(usd_per_hour))
     names = [name.strip() for name in gpus.split(",") if name.strip()]
     layouts = layouts_to_predict(names, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
-    assumptions = told.assumptions(prices, strategy=parse_strategy(strategy), history=read_history())
+    assumptions = told.assumptions(
+        prices, strategy=parse_strategy(strategy), kernels=kernels or (), history=read_history()
+    )
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning_predict.base.ties import NOTICEABLE, TIE, clearly_less, ordered
+from lightning_predict.fusion.options import step_on
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
@@ -92,7 +93,14 @@ class LayerTable:
         )
 
 
-def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
+def layer_table(
+    trace: Trace,
+    gpus: Sequence[Gpu],
+    weights: AnyWeights,
+    *,
+    after: Trace | None = None,
+    kernels: Sequence[str] = (),
+) -> LayerTable:
     """Return a step's device time by module, on each GPU.
 
     Args:
@@ -100,14 +108,16 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         gpus: GPUs, each with a column.
         weights: Weights of the models.
         after: The step with changes, which adds a column for each GPU; None without changes.
+        kernels: Kernels with which the step runs on the GPUs that have them.
     """
     columns, parts = [], []
+    patterns = _patterns(step_on(gpus[0], trace, kernels).operations) if gpus else {}
     for step, ending in ((trace, ""), (after, ", changed")):
         if step is None:
             continue
-        for name, own in _by_module(step, gpus, weights):
-            columns.append(f"{name}{ending}")
-            parts.append(own)
+        for gpu in gpus:
+            columns.append(f"{gpu.name}{ending}")
+            parts.append(_by_module(step_on(gpu, step, kernels), gpu, weights))
     modules = dict.fromkeys(module for part in parts for module in part)
     totals = [sum(part.values()) or 1.0 for part in parts]
     shares = {
@@ -116,7 +126,6 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
     }
     shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
     kept = [module for module in shown if not clearly_less(shares[module], NOTICEABLE)][:MODULES_SHOWN]
-    patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))
         for module in kept
@@ -145,13 +154,12 @@ def module_kind(module: str | None) -> str:
     return ".".join(parts[: max(first, min(last, first + 2)) + 2])
 
 
-def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[tuple[str, dict[str, float]]]:
+def _by_module(trace: Trace, gpu: Gpu, weights: AnyWeights) -> dict[str, float]:
     origin = gpu_in_use(trace)
-    names = [gpu.name for gpu in gpus] + ([] if origin is None else [origin.name])
-    models = kernel_models(tuple(dict.fromkeys(names)), weights)
-    timed = predict_work_times(trace, list(gpus), origin=origin, models=models)
+    models = kernel_models(tuple(dict.fromkeys(one.name for one in (gpu, origin) if one is not None)), weights)
+    timed = predict_work_times(trace, [gpu], origin=origin, models=models)
     owners = _owners(trace)
-    totals: list[dict[str, float]] = [defaultdict(float) for _ in gpus]
+    totals: dict[str, float] = defaultdict(float)
     for column, item in enumerate(timed.items):
         shares: Counter[str] = Counter()
         for place in item.operations:
@@ -163,11 +171,9 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
             else:
                 shares[module_kind(operation.module)] += size
         total = sum(shares.values())
-        for row, own in enumerate(totals):
-            seconds = float(timed.seconds[row, column])
-            for module, share in shares.items():
-                own[module] += seconds * share / total
-    return [(gpu.name, dict(own)) for gpu, own in zip(gpus, totals, strict=True)]
+        for module, share in shares.items():
+            totals[module] += float(timed.seconds[0, column]) * share / total
+    return totals
 
 
 def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:

@@ -17,7 +17,7 @@ from lightning_predict.cost.energy import PowerGrid
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import PowerSupply
 from lightning_predict.cost.priced_gpus import layouts_to_predict
-from lightning_predict.fusion.options import with_kernels
+from lightning_predict.fusion.options import step_on
 from lightning_predict.layouts.strategy import parse_strategy
 from lightning_predict.machine_profile import MachineProfile, Prices
 from lightning_predict.prediction import check_host_class, predict_workload, remaining_steps
@@ -171,8 +171,7 @@ class Findings:
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
         assumptions = self.assumptions.of_step(trace)
-        runs = assumptions.without_kernels(assumptions.kernels_missing_on(gpu))
-        trace = with_kernels(trace, runs.kernels_applied)
+        trace = step_on(gpu, trace, assumptions.kernels_applied)
         report = memory_report(
             trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None, variants=self.variants
         )

@@ -84,8 +84,9 @@ def _in_words(error: CycloptsError, name: str | None) -> str:
         from lightning_predict.layouts.strategy import DATA_STRATEGIES, Strategy
 
         word = str(error.token.keyword).lstrip("-").replace("-", "_")
-        if word in DATA_STRATEGIES or word in Strategy.__dataclass_fields__:
-            told = word if word in DATA_STRATEGIES else f"{word}=8"
+        option = Strategy.__dataclass_fields__.get(word)
+        if word in DATA_STRATEGIES or option is not None:
+            told = word if option is None else f"{word}={'8' if 'int' in str(option.type) else 'VALUE'}"
             return f"Unknown option: {error.token.keyword}. It is part of --strategy: --strategy {told}."
     if "Did you mean" in message or "Choose from" in message:
         return message

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 from lightning_predict.base.answers import CommandAnswer, aligned
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
 from lightning_predict.base.model_options import NO_OPTIONS, ModelOptions
+from lightning_predict.fusion.options import step_on
 from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.models import kernel_models
@@ -142,6 +143,7 @@ EXPLAINED: Final = 30  # Number of rows that `explain` prints. JSON output conta
 
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
     gpu, _ = _gpus_of(recorded, name)
+    recorded = step_on(gpu, recorded, recorded.assumed_kernels)
     models = kernel_models((gpu.name,), weights)
     counts = Counter(shape for item in work_items(recorded) for shape in item.shapes)
     explanations = [(explain(shape, gpu, models), times) for shape, times in counts.items()]
@@ -200,7 +202,7 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
         gpus = [find_gpu(name.strip()) for name in names.split(",") if name.strip()]
     if not gpus:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
-    table = layer_table(recorded, gpus, weights)
+    table = layer_table(recorded, gpus, weights, kernels=recorded.assumed_kernels)
     return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
@@ -209,7 +211,8 @@ def _memory(step: SourceStep, name: str | None) -> CommandAnswer:
 
     gpu, origin = _gpus_of(step.trace, name)
     reported = step.trace.gpu_memory_bytes if gpu == origin else None
-    report = memory_report(step.trace, gpu, reported_bytes=reported, variants=step.variants)
+    runs = step_on(gpu, step.trace, step.trace.assumed_kernels)
+    report = memory_report(runs, gpu, reported_bytes=reported, variants=step.variants)
     if report is None:
         raise InvalidArgumentError(
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "
@@ -224,6 +227,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) 
     from lightning_predict.timeline.viewer import chrome_trace
 
     gpu, origin = _gpus_of(recorded, name)
+    recorded = step_on(gpu, recorded, recorded.assumed_kernels)
     names = (gpu.name,) if origin is None else (gpu.name, origin.name)
     models = kernel_models(names, weights)
     timeline = chrome_trace(recorded, gpu, origin=origin, models=models)

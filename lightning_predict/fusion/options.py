@@ -190,6 +190,12 @@ def missing_on(gpu: Gpu, kernels: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in kernels if not KERNELS[name].runs_on(gpu))
 
 
+def step_on(gpu: Gpu, trace: Trace, kernels: Sequence[str]) -> Trace:
+    """Return a step as it runs with those of the kernels that a GPU has."""
+    missing = missing_on(gpu, kernels)
+    return with_kernels(trace, [name for name in kernels if name not in missing])
+
+
 def with_kernels(trace: Trace, kernels: Sequence[str], *, where_they_apply: bool = False) -> Trace:
     """Return a step as it runs with other kernels; kinds of step to which an option does not apply are unchanged.
 

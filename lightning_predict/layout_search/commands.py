@@ -213,6 +213,7 @@ def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
     return {
         "layout": prediction.gpu,
         "strategy": one.strategy.name,
+        "kernels": list(one.kernels),
         "iteration_seconds": prediction.iteration_seconds,
         "iteration_seconds_low": prediction.iteration_seconds_low,
         "iteration_seconds_high": prediction.iteration_seconds_high,
@@ -314,13 +315,15 @@ def _heading(
 
 
 def _priced(found: Sequence[RankedLayout]) -> str:
-    """Return each layout's name with its price and the source of the price."""
+    """Return each layout's name with its price, the source of the price, and its kernels."""
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
-    for name, own in {choice.prediction.gpu: choice.prediction for choice in found}.items():
+    for name, choice in {choice.prediction.gpu: choice for choice in found}.items():
+        own = choice.prediction
         price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
-        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'})")
+        kernels = f", with kernels of {', '.join(choice.kernels)}" if choice.kernels else ""
+        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'}){kernels}")
     return f"On {'; '.join(prices)}:"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
@@ -33,7 +33,6 @@ from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
 from lightning_predict.prediction import remaining_steps
 from lightning_predict.record.trace import Trace, weighted_kinds
-from lightning_predict.reports.format import listed
 from lightning_predict.step_predictor import StepPredictor
 from lightning_predict.weights.source import AnyWeights
 
@@ -48,6 +47,7 @@ class RankedLayout:
     strategy: Strategy  # How the GPUs share the work
     seconds_per_batch: float  # Time to process the number of samples of the recorded step
     goodput: Goodput | None = None  # Effect of failures and checkpoints; None without reliability data
+    kernels: tuple[str, ...] = ()  # Kernels that the prediction assumes instead of PyTorch's eager ones
 
     @property
     def total_seconds(self) -> float | None:
@@ -123,7 +123,8 @@ def best_layouts(  # noqa: D417
             or `mx`. Float8 changes the computed results. None for no float8.
         reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
-        kernels: What the job runs instead of PyTorch's eager kernels, as for `predict`; every GPU must have them.
+        kernels: What the job runs instead of PyTorch's eager kernels, as for `predict`; a GPU that lacks some of the
+            kernels runs without them.
         on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
         The other arguments are fields of `Assumptions`.
 
@@ -147,17 +148,24 @@ def best_layouts(  # noqa: D417
         measured=measured,
     ).of_step(trace)
     layouts = assumptions.with_own_rates(layouts_of(gpus))
-    for gpu in dict.fromkeys(layout.gpu for layout in layouts):
-        if missing := assumptions.kernels_missing_on(gpu):
-            raise InvalidArgumentError(f"{gpu.name} lacks {listed(missing)}; leave it out of gpus or of kernels.")
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))
-    step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining)
+    alike: dict[tuple[str, ...], list[Layout]] = {}
+    for layout in layouts:
+        runs = assumptions.without_kernels(assumptions.kernels_missing_on(layout.gpu)).kernels_applied
+        alike.setdefault(runs, []).append(layout)
+    steps = {
+        runs: StepPredictor(
+            kind, [layout.gpu for layout in own], replace(assumptions, kernels=runs or ("eager",)), remaining
+        )
+        for runs, own in alike.items()
+    }
     wanted = count if budget_usd is None else SPARE * count
     ranked = [
-        _ranked(step, layout, strategy, reliability)
-        for layout in map(step.with_offered_network, layouts)
+        replace(_ranked(step, layout, strategy, reliability), kernels=runs)
+        for runs, step in steps.items()
+        for layout in map(step.with_offered_network, alike[runs])
         for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
     ]
     if budget_usd is not None:

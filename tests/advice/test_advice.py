@@ -44,9 +44,9 @@ def test_gain_is_shown_only_with_evidence(advice: lp.Advice) -> None:
         else:
             assert advised.gain is None
             assert advised.why_not is not None
-    assert advice["compile"].verdict == "untested"
-    assert advice["compile"].simulated_gain is not None
-    assert "3 % off in the median (a constant 10 %): 8 pairs" in (advice["compile"].why_not or "")
+    assert "2 % off in the median (a constant 10 %): 10 pairs" in (advice["compile"].evidence or "")
+    assert advice["tf32"].verdict == "untested"
+    assert advice["tf32"].simulated_gain is not None
 
 
 def test_gains_and_savings_are_for_the_first_gpu(advice: lp.Advice) -> None:
@@ -65,7 +65,7 @@ def test_chain_has_one_precision_and_only_allowed_side_effects(advice: lp.Advice
     assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
     assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
     careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
-    assert careful.chain is None
+    assert careful.chain is None or careful.chain.names == ("compile",)
     assert careful["bf16-mixed"].verdict == "faster"  # the change is listed, and its gain left out
 
 
@@ -91,8 +91,9 @@ def test_compile_gain_states_the_part_from_padding() -> None:
     gains, padded = advice["compile"].simulated_gains, advice["padding"].simulated_gains
     assert gains["A100-SXM-80GB"] > 1.25 * gains["L40S"]
     part = f"{padded['A100-SXM-80GB']:.2f}× of it by padding odd sizes"  # noqa: RUF001
-    assert f"compile {gains['A100-SXM-80GB']:.2f}× ({part})" in " ".join(str(advice).split())  # noqa: RUF001
-    assert f"on L40S, {part})" in " ".join(advice.text(verbose=True).split())
+    told = f"{gains['A100-SXM-80GB']:.2f}×, {gains['L40S']:.2f}× on L40S; {part}."  # noqa: RUF001
+    assert told in " ".join(str(advice).split())
+    assert told in " ".join(advice.text(verbose=True).split())
 
 
 def test_no_gpu_is_recommended_for_a_very_short_run() -> None:

@@ -52,6 +52,16 @@ def test_unfused_gelu_is_named() -> None:
     assert str(table).startswith("Where it goes")
 
 
+def test_step_with_kernels_has_their_times_and_no_unfused_pattern() -> None:
+    trace, names = trained(), ["L4", "P100"]  # a P100 runs no compiled kernels
+    table = layer_table(trace, [gpu(name) for name in names], None, kernels=("compile",))
+    predictions = lp.predict(trace, names, history=False, kernels="compile")
+    for place, name in enumerate(names):
+        device = sum(row.seconds[place] for row in table.rows)
+        assert device == pytest.approx(predictions[name].device_seconds, rel=0.02)  # kernels of microseconds wait
+    assert not any(row.pattern for row in table.rows)
+
+
 def test_changed_step_has_its_own_column() -> None:
     trace = trained()
     table = layer_table(trace, GPUS[:1], None, after=trained(1024))

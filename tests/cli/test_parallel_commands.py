@@ -37,7 +37,10 @@ def test_parallel_equals_best_layouts(gpt: Path, run: Run) -> None:
     layouts = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)
     assert [row.split()[-1] for row in rows] == [layout.strategy.name for layout in layouts]
     assert [layout.seconds_per_batch for layout in layouts] == sorted(layout.seconds_per_batch for layout in layouts)
+    compiled = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--kernels", "compile", "--count", "1")
+    assert "), with kernels of compile:" in compiled.out.replace("\n  ", " ")
     values = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "1", "--json").json
+    assert values[0]["kernels"] == []
     assert values[0]["strategy"] == layouts[0].strategy.name
     assert values[0]["iteration_seconds"] == pytest.approx(layouts[0].prediction.iteration_seconds)
     # What predict says of the same strategy.

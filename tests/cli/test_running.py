@@ -61,6 +61,7 @@ def test_package_runs_as_module(module: str) -> None:
         ("predict x --iteratons 3", "Unknown option: --iteratons. Did you mean --iterations?"),
         ("predict x --zzz", "Unknown option: --zzz. See lightning-predict predict --help."),
         ("predict x --accumulate 8", "Unknown option: --accumulate. It is part of --strategy: --strategy acc"),
+        ("curve x --kernels compile", "Unknown option: --kernels. It is part of --strategy: --strategy kernels=VALUE."),
         ("predict x --fsdp", "Unknown option: --fsdp. It is part of --strategy: --strategy fsdp."),
         ("predict x T4", "Unused Tokens: ['T4']. GPUs are named by --gpus: --gpus T4,8xL4."),
         ("predict train.py", "train.py is a script; `lightning-predict run train.py` runs it with predictions."),

@@ -135,8 +135,38 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     both = lp.predict(blocks, ["H100", "L4"], history=False, kernels="compile,flash_attention_3")
     assert "Predicted without flash_attention_3: L4." in both.notes
     assert both["L4"].iteration_seconds == seconds(blocks, "compile", "L4")
-    with pytest.raises(InvalidArgumentError, match="L4 lacks flash_attention_3; leave it out of gpus or of kernels"):
-        lp.best_layouts(blocks, ["2xL4", "2xT4", "2xA10G", "2xA100-SXM-80GB"], kernels="flash_attention_3")
+    assert "with kernels of flash_attention_3 (not on L4), compile" in " ".join(str(both).split())
+    found = lp.best_layouts(blocks, ["2xH100", "2xL4"], kernels="compile,flash_attention_3", count=100)
+    assert {one.prediction.layout.gpu.name: one.kernels for one in found} == {
+        "H100-SXM-80GB": ("flash_attention_3", "compile"),
+        "L4": ("compile",),
+    }
+    own = [one for one in found if one.prediction.layout.gpu.name == "L4"]
+    assert own[0] == lp.best_layouts(blocks, ["2xL4"], kernels="compile")[0]
+
+
+def test_predictions_without_kernels_name_every_gpu(blocks: lp.Trace) -> None:
+    names = ["A100-SXM-80GB", "A10G", "L4", "L40S", "T4", "V100-PCIe-32GB"]
+    predictions = lp.predict(blocks, [*names, "H100"], history=False, kernels="flash_attention_3")
+    assert f"Predicted without flash_attention_3: {', '.join(names)}." in predictions.notes
+
+
+def test_advice_is_for_the_step_with_its_kernels(blocks: lp.Trace, run: Run, tmp_path: Path) -> None:
+    told = lp.advise(blocks, ["L4"], history=False, kernels="compile")
+    compiled = predict(blocks, kernels="compile")["L4"]
+    assert told.before["L4"].iteration_seconds == compiled.iteration_seconds
+    assert told["compile"].why_not == "the step runs compile already"
+    assert sum(row.seconds[0] for row in told.layers.rows) == pytest.approx(compiled.device_seconds, rel=0.02)
+    stored = tmp_path / "stored.json.gz"
+    replace(blocks, assumed_kernels=("compile",)).save(str(stored))
+    layers = run("trace", "layers", stored, "--gpu", "L4", "--json").json
+    assert layers["rows"] == told.layers.as_dict()["rows"]
+    alone = tmp_path / "alone.json.gz"
+    blocks.save(str(alone))
+    both = [
+        run("advise", file, "--gpus", "L4", *words).out for file, *words in ((alone, "--kernels", "compile"), (stored,))
+    ]
+    assert both[0] == both[1]
 
 
 def test_gpu_without_the_kernels_that_a_step_assumes_is_predicted_without_them(blocks: lp.Trace) -> None:
@@ -365,10 +395,8 @@ def test_compiled_step_gathers_each_fsdp_unit_as_often_as_the_eager_one() -> Non
     trace = step_of(Positions().bfloat16(), 4, 512, 512, dtype=torch.bfloat16)
     units = unit_bytes(trace.parameters)
     # torch keeps FSDP's hooks out of compiled code, so a graph ends at each unit whatever was asked to compile
-    eager, *compiled = (
-        [(visit.unit, visit.is_backward) for visit in unit_segments(with_kernels(trace, words).operations, units)]
-        for words in ((), ("compile",), ("compile-blocks",))
-    )
+    steps: list[Any] = [with_kernels(trace, words).operations for words in ((), ("compile",), ("compile-blocks",))]
+    eager, *compiled = ([(one.unit, one.is_backward) for one in unit_segments(step, units)] for step in steps)
     assert compiled == [eager, eager]
     assert len(eager) == len(set(eager)) == 7  # the root's angles, and three blocks in two passes
 
