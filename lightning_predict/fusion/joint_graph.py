@@ -45,6 +45,9 @@ _RANDOM: Final = frozenset({DRAWS_MASKS, "aten::native_dropout", "aten::rand_lik
 COMPARISON: Final = "triton::comparison"
 """Name of the comparison of a value of the forward pass that only the backward pass reads."""
 
+POOL_GRADIENT: Final = "triton::pool_gradient"
+"""Name of the backward pass of max pooling, which reads where each maximum was found instead of the image."""
+
 RUN_AGAIN: Final = "run_again"  # Argument of an operation that the kernel of the next operation without it runs again
 
 Test = Callable[[Operation], bool]
@@ -200,6 +203,7 @@ class _Graph:
                 value in values
                 or not self.fusible[maker]
                 or ends_kernel(operation)
+                or any(self._operations[user].name == POOL_GRADIENT for user in users)
                 or operation.name in _RANDOM
                 or not self._runs_again(operation)
                 or not (users or self._read_backward[value])

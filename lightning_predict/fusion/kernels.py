@@ -35,7 +35,14 @@ from itertools import pairwise
 from typing import Final, final
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.fusion.joint_graph import COMPARISON, RUN_AGAIN, Region, rematerialised, unused_ids
+from lightning_predict.fusion.joint_graph import (
+    COMPARISON,
+    POOL_GRADIENT,
+    RUN_AGAIN,
+    Region,
+    rematerialised,
+    unused_ids,
+)
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
@@ -57,7 +64,7 @@ COLUMN_SUMS: Final = "triton::column_sums"
 
 _SUMS_COLUMNS: Final = frozenset({"aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"})
 
-_OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON, COLUMN_SUMS})
+_OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON, COLUMN_SUMS, POOL_GRADIENT})
 """Parts of operations, which only fused kernels run."""
 
 _COMPARED: Final = frozenset({"aten::threshold_backward", "aten::leaky_relu_backward", "aten::hardtanh_backward"})
@@ -108,6 +115,7 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
     operations = operations if by_library else tuple(_padded(operations, trace))
     is_last = not by_library and _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
+    operations = operations if by_library else tuple(map(_with_pool_gradient, operations))
     operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations))))
     operations = rematerialised(
         operations,
@@ -137,6 +145,7 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
         inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
         masks |= {tensor.id for member in members if member.name == DRAWS_MASKS for tensor in member.outputs}
+        masks |= {member.inputs[1].id for member in members if member.name == POOL_GRADIENT}
     kept = (
         replaced[index] if index in replaced else _around_kernels(operation, inside)
         for index, operation in enumerate(trace.operations)
@@ -171,7 +180,7 @@ def _around_kernels(operation: Operation, inside: Set[int | None]) -> Operation:
 
 
 def _with_masks_of_bytes(operations: Iterable[Operation], masks: Set[int | None]) -> Iterator[Operation]:
-    """Store the masks of dropout as bytes."""
+    """Store the masks of dropout, and places of maxima in their windows, as bytes."""
 
     def stored(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
         return tuple(replace(tensor, dtype="uint8") if tensor.id in masks else tensor for tensor in tensors)
@@ -397,6 +406,29 @@ def _with_comparisons(operations: Iterable[Operation]) -> Iterator[Operation]:
                     yield replace(one, name=COMPARISON, inputs=(tensor,), outputs=(compared[tensor.id],), arguments={})
 
 
+_POOLED: Final = "aten::max_pool2d_with_indices"
+
+
+def _with_pool_gradient(operation: Operation) -> Operation:
+    """Let a kernel compute the backward pass of max pooling; a library does if many windows overlap."""
+    if operation.name != f"{_POOLED}_backward" or len(operation.inputs) != 3:
+        return operation
+    kernel, step = (operation.arguments.get(name) for name in ("kernel_size", "stride"))
+    step = step or kernel
+    if not isinstance(kernel, list | tuple) or not isinstance(step, list | tuple):
+        return operation
+    windows = math.prod(
+        max(max(place // each - max(0, (place - size) // each), 1) for place in range(2 * size))
+        for size, each in zip(kernel, step, strict=False)
+    )
+    dilation = operation.arguments.get("dilation", 1)
+    is_whole = all(each == 1 for each in (dilation if isinstance(dilation, list | tuple) else (dilation,)))
+    gradient, _image, places = operation.inputs
+    if windows > LARGEST_WINDOW or not is_whole:
+        return operation
+    return replace(operation, name=POOL_GRADIENT, inputs=(gradient, places))
+
+
 def _reduces_long_rows(operation: Operation) -> bool:
     """Return whether an operation reduces over all samples, or more elements at once than a kernel keeps."""
     if "batch_norm" in operation.name:
@@ -411,7 +443,7 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 def _ends_kernel(operation: Operation) -> bool:
     """Return whether later operations must wait for the result (statistics, scans, reductions of long rows)."""
-    if operation.name in (STATISTICS, COLUMN_SUMS) or operation.name in _SCANS:
+    if operation.name in (STATISTICS, COLUMN_SUMS, POOL_GRADIENT) or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and (_reduces_long_rows(operation) or _reduces_outer_sides(operation))
 

@@ -41,6 +41,18 @@ class Perceptron(nn.Module):
         return loss
 
 
+class Pooled(nn.Module):
+    """Max pooling between two activations."""
+
+    def __init__(self, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(kernel_size, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        loss: Tensor = gelu(self.pool(gelu(images))).square().mean()
+        return loss
+
+
 class Gated(nn.Module):
     """SwiGLU behind a norm, with a residual."""
 
@@ -190,6 +202,8 @@ MODELS: Final[dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]] = {
     "layer norms": (Transformer(nn.LayerNorm), (ROWS, WORDS)),
     "RMS norms": (Transformer(nn.RMSNorm), (ROWS, WORDS)),
     "layer norms in bfloat16": (in_bfloat16(Transformer(nn.LayerNorm)), (ROWS, WORDS)),
+    "pooling": (Pooled(2, 2), (IMAGES,)),
+    "pooling of overlapping windows": (Pooled(3, 2), (IMAGES,)),
     "batch norms": (Convolutions(lambda: nn.BatchNorm2d(32), silu), (IMAGES,)),
     "group norms": (Convolutions(lambda: nn.GroupNorm(8, 32), silu), (IMAGES,)),
     "words": (partial(loss_of_words, caps=False), (*HEAD, torch.randint(0, 5000, (256,)))),
