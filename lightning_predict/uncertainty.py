@@ -119,8 +119,7 @@ PAIR_HALF_WIDTHS: Final = (0.065, 0.194, 0.0)
 with other units."""
 
 SCATTER: Final = 0.35  # Size (in log) of the networks' error on a network's or operation's times; half of it counts
-CARRIED_SCATTER: Final = 0.15
-"""A deviation of this size (in log) is transferred by half from one 16-bit dtype of a GPU to the other dtype."""
+CARRIED_SCATTER: Final = 0.15  # A deviation of this size (in log) moves by half from one 16-bit dtype to the other
 
 
 def transferred_part(residual: _Number, scatter: float) -> _Number:

@@ -46,8 +46,7 @@ class EvaluatedChange:
     simulated_gain: float | None = None  # Simulated gain, with or without evidence; None if the change does not apply
     seconds: float | None = None  # Step time with the change, with the wait for the loader; None if it does not apply
     seconds_saved: float | None = None  # Seconds that the run saves; None without a gain, or if its length is unknown
-    # Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown
-    usd_saved: float | None = None
+    usd_saved: float | None = None  # Dollars that the run saves at the GPU's price; None without it or `seconds_saved`
     memory: float | None = None  # Peak memory with the change in bytes; None if unknown
     fits: bool | None = None  # Whether the step with the change fits in memory; None if unknown
     why_not: str | None = None  # Reason why the change does not apply or has no gain; None if the change has a gain

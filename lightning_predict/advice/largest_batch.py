@@ -45,14 +45,12 @@ class LargestBatch:
     batch_size: int | None  # Largest number of samples that fits with a probability of 90 %; None if not even 1 fits
     fit_probability: float | None  # Probability that `batch_size` fits; None without a batch size
     memory_bytes: float | None  # Memory that torch reserves on the GPU that needs the most; None without a batch size
-    # Largest number of samples that fits with a probability of 50 %; None if not even 1 sample fits
-    batch_size_at_50_percent: int | None
+    batch_size_at_50_percent: int | None  # As `batch_size`, with a probability of 50 %
     step_seconds: float | None = None  # Seconds of a step with this batch size; None without one, or if not predicted
     samples_per_second: float | None = None  # Throughput; None if `step_seconds` is None
     usd_per_hour: float | None = None  # Price of the GPU or layout; None if unknown
     offer: str | None = None  # Source and date of the price; None if unknown
-    # Cost of training on a million samples; None if the price or the throughput is unknown
-    usd_per_million_samples: float | None = None
+    usd_per_million_samples: float | None = None  # Cost of training on a million samples; None if unknown
 
     @property
     def sentence(self) -> str:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-MakeStep = Callable[..., Callable[[], object]]
-"""Function that creates a step from a batch size, and optionally from the name of a `change`."""
+MakeStep = Callable[..., Callable[[], object]]  # Creates a step from a batch size, and perhaps a `change`'s name
 
 ALTERNATIONS: Final = 4
 """Number of times that each version of the step runs in alternation. The gain's interval is the range over them."""

@@ -39,9 +39,7 @@ Value = TypeVar("Value")
 Default = TypeVar("Default")
 Choice = TypeVar("Choice", bound=str)
 
-MAX_BYTES: Final = 1 << 30
-"""Maximum size of a JSON or CSV file after decompression. Parsing a profile of this size needs about 10 GB."""
-
+MAX_BYTES: Final = 1 << 30  # Maximum size of a JSON or CSV file after decompression: parsing such a profile needs 10 GB
 MAX_WRITTEN_BYTES: Final = 1 << 20  # Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte.
 MAX_YAML_SECONDS: Final = 60.0  # Maximum CPU time to parse a YAML file
 
@@ -49,10 +47,7 @@ MAX_MERGED_FIELDS: Final = 100_000
 """Maximum number of fields that merges (`<<`) copy in a YAML file. Chains of merges grow quadratically."""
 
 MAX_DEPTH: Final = 100  # Maximum nesting depth. Profiles have six levels; Python's recursion limit is 1,000 calls.
-
-MAX_DIGITS: Final = 100
-"""Maximum number of digits of a number. 17 digits represent any float exactly; the largest float has 309 digits."""
-
+MAX_DIGITS: Final = 100  # Maximum number of digits of a number. 17 are exact for a float; the largest has 309 digits
 MAX_INTEGER: Final = 2**63 - 1  # Largest integer that NumPy arrays can hold
 
 DAY: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")

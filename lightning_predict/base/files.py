@@ -37,8 +37,7 @@ def user_folder(kind: Literal["data", "cache"]) -> Path:
     return Path(os.devnull, "no-home-directory") if folder.startswith("~") else Path(folder)
 
 
-CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
-"""Environment variable with the folder of downloaded weights and of steps recorded by name."""
+CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"  # Folder of downloaded weights and of steps recorded by name
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:

@@ -103,9 +103,5 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
 
 
 CONFIDENCE: Final = 0.9  # Probability that an interval contains the actual value
-
-OUTSIDE: Final = (1 - CONFIDENCE) / 2
-"""Probability that a value is below the interval, and probability that a value is above the interval."""
-
-NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)
-"""Standard deviations of a normal distribution from its middle to either end of an interval."""
+OUTSIDE: Final = (1 - CONFIDENCE) / 2  # Probability that a value is below the interval, or above it
+NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)  # From the middle to an end, in standard deviations

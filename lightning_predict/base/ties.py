@@ -18,9 +18,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-TIE: Final = 1e-5
-"""Relative difference below which two predicted numbers are equal: a hundred times the rounding error of float32."""
-
+TIE: Final = 1e-5  # Relative difference below which two predictions are equal: a hundred rounding errors of float32
 NEGLIGIBLE: Final = 0.01  # Share of a whole below which parts and differences count as nothing; predictions err by more
 NOTICEABLE: Final = 0.02  # Share of a whole from which a part or a gain is worth a line
 

@@ -41,8 +41,7 @@ from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
-RELEASE_FILE: Final = Path(__file__).with_name("current.json")
-"""Prices that `make prices` fetched for a release; the file is optional."""
+RELEASE_FILE: Final = Path(__file__).with_name("current.json")  # Prices of a release (`make prices`); optional
 
 PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
 """Environment variable with the path of fetched prices. If the file does not exist, the package's prices are used."""

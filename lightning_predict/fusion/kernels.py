@@ -51,16 +51,13 @@ from lightning_predict.record.operand_strides import CHANNELS_LAST, FIRST_TRANSP
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
-STATISTICS: Final = "triton::statistics"
-"""Name of the reduction part of a norm, whose results are known only at its end."""
+STATISTICS: Final = "triton::statistics"  # Reduction part of a norm, whose results are known only at its end
 
 ROW_STATISTICS: Final = "triton::row_statistics"
 """Name of the reduction part of a softmax or norm over short rows, which the same kernel goes on to normalise."""
 
 NORMALISATION: Final = "triton::normalisation"  # Name of the normalisation part of a norm
-
-COLUMN_SUMS: Final = "triton::column_sums"
-"""Name of the part of a norm's backward pass that computes the gradients of weights: sums over all rows."""
+COLUMN_SUMS: Final = "triton::column_sums"  # Part of a norm's backward pass: gradients of weights, sums over all rows
 
 _SUMS_COLUMNS: Final = frozenset({"aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"})
 

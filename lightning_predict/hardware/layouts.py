@@ -38,8 +38,7 @@ from lightning_predict.hardware.records import Gpu
 
 _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+)\s*[xX*]\s*(?P<gpu>.*\S)\s*")
 
-_SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
-"""Notation of SkyPilot and Slurm: `H100:8` means `8xH100`."""
+_SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")  # SkyPilot's and Slurm's notation: `H100:8`
 
 _TIMES: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*[xX*]\s*(?P<per_node>\d+)\s*")
 """Reversed notation: `H100x8` means `8xH100`, unless the text is the name of a GPU or a machine."""
@@ -55,8 +54,7 @@ class Layout:
     gpus_per_node: int = 1  # Number of GPUs used per machine
     nodes: int = 1  # Number of machines
     machine: str | None = None  # Instance type that the user requested, which then determines the price; otherwise None
-    # GPU name as typed by the user, if the name is ambiguous; otherwise None
-    requested_name: str | None = field(default=None, compare=False)
+    requested_name: str | None = field(default=None, compare=False)  # GPU name as typed, if it is ambiguous; else None
     # Network between the machines, as stated by the provider. If None, predictions use the network of the priced cloud
     # machine (`cost.prediction.on_offered_network`), otherwise of the vendor's reference system.
     network: Network | None = None

@@ -24,10 +24,7 @@ from lightning_predict.hardware.lookup import gpu as find_gpu
 from lightning_predict.hardware.records import DTYPE_WORDS, Gpu
 
 OwnRates = Mapping[str, float | Mapping[str, float]]  # FLOP/s by dtype, or such a mapping by GPU name
-
-ABOVE_PEAK: Final = 1.1
-"""Maximum ratio of a measured rate to the peak at the GPU's own clock. Some boards boost above the data sheet."""
-
+ABOVE_PEAK: Final = 1.1  # Maximum ratio of a measured rate to the peak at the GPU's clock. Some boards boost higher.
 BELOW_PEAK: Final = 0.02  # Minimum ratio of a measured rate to the peak. A smaller rate is probably in another unit.
 
 

@@ -128,8 +128,7 @@ are 25 and 14 %, always too fast. The value was not fitted."""
 class Interconnect:
     """Bandwidths of the links as given by the user, in bytes per second; None uses the catalogue."""
 
-    # Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw")
-    intra_node_bytes_per_second: float | None = None
+    intra_node_bytes_per_second: float | None = None  # Bus bandwidth in one machine, as in nccl-tests ("busbw")
     inter_node_bytes_per_second: float | None = None  # Network bandwidth of one machine, in one direction
     pcie: str | None = None  # Connection of cards without NVLink (`PCIE_MACHINES`): `switch`, `root`, `host`, `virtual`
 

@@ -71,10 +71,7 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
 
 
 def scale_by_matmul_throughput(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
-    """Scale a kernel's time to another GPU by the ratio of sustained matmul throughputs.
-
-    The start time of the kernel stays constant.
-    """
+    """Scale a kernel's time to another GPU by the ratio of sustained matmul rates. Its start stays constant."""
     start = min(kernel.seconds, SHORTEST_KERNEL_SECONDS)
     return start + (kernel.seconds - start) * _rate(origin, dtype) / _rate(destination, dtype)
 

@@ -71,8 +71,7 @@ FREE_OPERATIONS: Final = _aten(
 )
 """Calls that launch no kernel. Reading a scalar (`item`) waits for the GPU but computes nothing on it."""
 
-COMPILED_CALL: Final = "inductor::call"
-"""Name of a call of compiled code, which launches no kernel but takes host time (`timeline/host.py`)."""
+COMPILED_CALL: Final = "inductor::call"  # Call of compiled code: no kernel, but host time (`timeline/host.py`)
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 

@@ -20,9 +20,7 @@ from lightning_predict.kernels.operations import OperationShape, operation_spec
 from lightning_predict.record.trace import Trace
 
 MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")  # Parts of names whose FLOPs count
-
-BACKWARD_MATMULS: Final = 2
-"""Matmuls of the backward pass for each one of the forward pass: the gradients of the input and of the weight."""
+BACKWARD_MATMULS: Final = 2  # Matmuls of the backward pass for one of the forward: gradients of input and weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

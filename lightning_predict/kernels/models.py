@@ -472,11 +472,8 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
 # busy cores they are slower than a single thread. With many blocks, two threads of our own share the work. Threads and
 # settings of other libraries are not changed.
 
-STRIP_ROWS: Final = 16
-"""Rows of a strip. OpenBLAS starts threads from 2^18 multiplications, which is 16 rows with layers of 128 x 128."""
-
-BLOCK_ROWS: Final = 256
-"""Rows of a block. The activations of four members with 128 units take half a MiB, which fits in a core's cache."""
+STRIP_ROWS: Final = 16  # Rows of a strip. OpenBLAS starts threads from 2^18 multiplications: 16 rows at 128 x 128.
+BLOCK_ROWS: Final = 256  # Rows of a block. Activations of four members with 128 units take half a MiB: a core's cache.
 
 THREADS: Final = 2
 THREADED_BLOCKS: Final = 16  # Minimum number of blocks for threads. Starting them takes as long as one or two blocks.

@@ -249,24 +249,19 @@ LIMITED: Final = "limited_transfer"
 
 The shape parameters are those of `transfer`, the total cycles on a single multiprocessor, the number of blocks, and
 the cycles of a block."""
-VECTORIZED: Final = "vectorized"
-"""Name of element-wise operations and copies that load several elements at once (`families/elementwise.py`)."""
+VECTORIZED: Final = "vectorized"  # Element-wise operations and copies with wide loads (`families/elementwise.py`)
 
 SINGLE_LOAD_CYCLES: Final = 0.77
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
-JOINED_LOAD_CYCLES: Final = 1.25
-"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element."""
+JOINED_LOAD_CYCLES: Final = 1.25  # The same for a concatenation of other than contiguous rows: two indices an element
 ROLL_CYCLES: Final = 2.5  # The same for `roll`, which divides the index of an element once per dimension, in 64 bits
 SECTOR_BYTES: Final = 32  # Minimum bytes of a memory access, if each access is for one element (a transposing copy)
-SECTOR_CYCLES: Final = 2.1
-"""Cycles of a multiprocessor to load `SECTOR_BYTES` from the L2 cache, if each access is for one element."""
+SECTOR_CYCLES: Final = 2.1  # Cycles of a multiprocessor to load `SECTOR_BYTES` from L2, for one element each
 
 WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
 """TF32 FLOPs per clock and multiprocessor with the instructions of Ampere; in 16 bits, twice as many."""
 
-OLDER_RATE: Final = 0.8
-"""Share of this rate that kernels with these instructions reach on GPUs with faster ones, as FlashAttention 2 does."""
-
+OLDER_RATE: Final = 0.8  # Share of this rate of such kernels on GPUs with faster instructions (FlashAttention 2)
 LINK_SHARE: Final = 0.8  # Share of a link's bandwidth that a copy between host and GPU reaches
 
 

@@ -81,8 +81,7 @@ class Estimate:
     """Predicted times of shapes, arrays of shape (gpus, shapes)."""
 
     interval: Interval[Array]
-    # Whether the neural network had no measurements of the GPU; None if no network was used
-    is_extrapolated: BoolArray | None = None
+    is_extrapolated: BoolArray | None = None  # Whether the network had no measurements of the GPU; None: no network
     # Whether a bound lowered the network's time, by the name of the bound (`models.LESSER_GPU`)
     held: Mapping[str, BoolArray] = field(default_factory=dict)
 
@@ -691,10 +690,7 @@ class Explanation:
 
 
 def explain(shape: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
-    """Return the source of a shape's time on a GPU, and the bounds that changed the time.
-
-    Without `models`, the roofline alone is used.
-    """
+    """Return the source of a shape's time on a GPU, and the bounds that changed it; without `models`, the roofline."""
     shape = in_bfloat16(shape) if float8_becomes_bfloat16(gpu) else shape
     is_matrix = operation_spec(shape.operation).units == "tensor"
     as_float32 = frozenset({shape.dtype} if is_matrix and computes_in_float32(shape.dtype, gpu) else ())

@@ -31,8 +31,7 @@ class Bucket:
 
     size_bytes: float
     ready_after: int  # Number of operations of the step that must finish before all gradients of the bucket are ready
-    # Whether the gradients belong to MoE experts. Fewer GPUs take part in the all-reduce of expert gradients.
-    is_expert: bool = False
+    is_expert: bool = False  # Whether the gradients belong to MoE experts: fewer GPUs all-reduce them
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +142,7 @@ def unit_bytes(parameters: Iterable[Parameter], dtype: str | None = None) -> dic
 
 
 def unit_segments(work: Sequence[HostOperation], units: Mapping[str, int]) -> Iterator[UnitSegment]:
-    """Yield the FSDP units in the order in which a step uses them.
-
-    An operation without a module belongs to the same unit as the previous operation.
-    """
+    """Yield the FSDP units as a step uses them. An operation without a module belongs to the unit before it."""
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):
         if operation.phase not in ("forward", "backward") or operation.module is None:

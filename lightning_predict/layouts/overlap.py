@@ -189,8 +189,7 @@ class OverlapCosts:
     # GPUs take as long as the maximum of n draws.
     straggler_spread: float = 0.04
     straggler_seconds: float = 0.2  # Correlation time of a GPU's speed. Over longer steps, mean speeds differ less.
-    # Host time per operation if a framework splits the model or the batch, relative to an ordinary step
-    framework_host: float = 1.55
+    framework_host: float = 1.55  # Host time per operation if a framework splits model or batch, over an ordinary step
     pcie_slowdown: float = 1.0  # Slowdown of collectives between cards without NVLink: the links are too slow
     # Seconds by which a second of concurrent transfer slows down computation on cards without NVLink. Transfers use few
     # percent of a card's memory bandwidth.
@@ -207,10 +206,7 @@ class OverlapCosts:
         return COLLECTIVE_BLOCKS / layout.gpu.streaming_multiprocessors
 
     def speed_deviation(self, seconds: Array) -> Array:
-        """Return the relative standard deviation of a GPU's mean speed over a step.
-
-        The correlation of the speed decays exponentially over time.
-        """
+        """Return the relative standard deviation of a GPU's mean speed over a step, with a decaying correlation."""
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
         deviation: Array = self.straggler_spread * np.sqrt(variance)

@@ -115,10 +115,7 @@ class Named(Protocol):
 
 
 def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequence[int]:
-    """Return the indices of a block's forward operations that its backward pass repeats.
-
-    Batched matmuls of experts do not count as attention.
-    """
+    """Return the indices of a block's forward operations that its backward pass repeats, without experts' matmuls."""
     if recompute == "none":
         return ()
     if recompute in ("full", "layers"):

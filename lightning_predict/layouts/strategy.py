@@ -32,12 +32,10 @@ DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 class DataSplit:
     """Which state data-parallel replicas shard."""
 
-    # Whether the optimizer state is sharded. Each GPU then updates its shard, and the updated parameters are gathered.
-    state: bool = False
+    state: bool = False  # Whether the optimizer state is sharded: each GPU updates its shard, then all gather
     gradients: bool = False  # Whether gradients are sharded. A reduce-scatter follows when gradients become ready.
     parameters: bool = False  # Whether parameters are sharded. The parameters of each unit are gathered before use.
-    # Whether state is sharded only inside a machine or a group of machines, and replicated across groups
-    inside_machines: bool = False
+    inside_machines: bool = False  # Whether state is sharded only inside (groups of) machines, and replicated across
     is_searched: bool = True  # Whether the strategy search considers this split
 
 
@@ -154,8 +152,7 @@ class Strategy:
     # Number of batches per optimizer step in all data-parallel groups together. The method `on` derives `accumulate`
     # from this number for each layout.
     global_batches: int | None = None
-    # Batch size that the configuration file assumes. A step with another batch size raises an error.
-    batch_samples: int | None = None
+    batch_samples: int | None = None  # Batch size of the configuration file; a step with another is an error
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:

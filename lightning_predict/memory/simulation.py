@@ -38,8 +38,7 @@ class SimulatedStep:
 
     allocated_bytes: int
     reserved_bytes: int
-    # Every new maximum of the reserved memory, with the size of the segments that were unused then
-    growth: tuple[tuple[int, int], ...] = ()
+    growth: tuple[tuple[int, int], ...] = ()  # New maximums of reserved memory, with the unused segments
 
     def exceeds(self, capacity_bytes: int) -> bool:
         """Whether a GPU with this capacity is too small as soon as the allocator first fills the GPU.

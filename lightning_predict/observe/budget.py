@@ -89,10 +89,7 @@ def check_forecast(
 
 
 def check_use(meters: Sequence[Meter], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
-    """Compare the used amounts with the limits.
-
-    Stop if a limit is used up, including the time to end the run. Warn if 80 % of a limit is used.
-    """
+    """Compare the used amounts, with the time to end the run, with the limits: warn at 80 %, stop at 100 %."""
     verdict = GO_ON
     for meter in meters:
         used, at_end = meter.used(elapsed_seconds), meter.used(elapsed_seconds + end_seconds)

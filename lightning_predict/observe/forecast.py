@@ -121,10 +121,7 @@ class TimedForecast:
         return None if forecast is None else forecast.added(self.at - now)
 
     def holds(self, rest: RestOfRun, now: float) -> bool:
-        """Return whether this forecast's interval contains the new forecast.
-
-        If the run has no end, the step times are compared instead.
-        """
+        """Return whether this forecast's interval contains the new one; of a run without end, the steps' times."""
         left, step = self.left(now), self.rest.step
         if left is None and rest.forecast is None and step is not None and rest.step is not None:
             return step.contains(rest.step.middle)

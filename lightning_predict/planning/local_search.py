@@ -27,9 +27,7 @@ from lightning_predict.planning.problem import (
 from lightning_predict.planning.queues import serve_queue
 from lightning_predict.planning.simulator import simulate
 
-JOBS_TO_SIMULATE: Final = 4000
-"""Effort of a search: number of jobs in all simulations together. A plan of 10 jobs is simulated up to 400 times."""
-
+JOBS_TO_SIMULATE: Final = 4000  # Effort of a search: jobs in all simulations. A plan of 10 jobs is simulated 400 times.
 ONE_DECISION_SECONDS: Final = 1e9  # Time between decisions, if only a submission or the end of a job can change them
 
 
@@ -140,10 +138,7 @@ def changed_plans(plan: Plan, problem: PlanningProblem, outlook: Callable[[Plan]
 def started_earlier(
     plan: Plan, problem: PlanningProblem, *, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
 ) -> Plan:
-    """Return the plan with every job started as early as that costs nothing: all jobs at once, else one by one.
-
-    Arguments as in `improved_plan`.
-    """
+    """Return the plan with every job started as early as costs nothing. Arguments as in `improved_plan`."""
     stages, starts = _stages(plan), {outcome.job: outcome.start_seconds for outcome in plan.outcomes}
     if stages is None or plan.outlook is None:
         return plan

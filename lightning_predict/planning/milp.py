@@ -379,10 +379,7 @@ def check_scipy() -> None:
 
 
 def _queued(problem: PlanningProblem, situation: PlanState) -> dict[str, Placement]:
-    """Keep running jobs, and start the others in queue order.
-
-    With a budget, start no waiting job, because a queue rule cannot keep a budget.
-    """
+    """Keep running jobs, and start the others in queue order; with a budget, none, as a queue cannot keep it."""
     if problem.limits.budget_usd is not None:
         return dict(situation.running)
     rule = replace(EARLIEST_DEADLINE_FIRST, shares_gpus=problem.formulation.shares_gpus)

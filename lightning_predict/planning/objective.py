@@ -56,9 +56,7 @@ HORIZON_GAPS: Final = 3.0  # Number of events after which a machine is likely to
 TIE: Final = 1e-3  # Relative surcharge on waiting, so that running is preferred at equal cost
 
 
-MOVES_TO_COME: Final = 1.0
-"""Number of further restarts that are counted with each move, because a job that moves is likely to move again."""
-
+MOVES_TO_COME: Final = 1.0  # Further restarts that count with each move: a job that moves is likely to move again
 HORIZON_RESTARTS: Final = 2.0  # Minimum horizon as a number of restarts
 
 
@@ -238,8 +236,7 @@ class Options:
     machines: tuple[MachineType, ...]  # Machine types (M)
     configurations: tuple[Configuration, ...]  # Configurations that jobs can use (K)
     machine_of: npt.NDArray[np.int64]  # Machine index of each configuration, (K,)
-    # Number of GPUs of the machine that each configuration uses, (K,); all of them if machines are not shared
-    size_of: npt.NDArray[np.int64]
+    size_of: npt.NDArray[np.int64]  # Machine's GPUs that each configuration uses, (K,); all, if not shared
     # Cost of starting a job on a configuration, without the machine's price until the next event, (J, K). It is
     # infinite if the job cannot start there, or if fewer GPUs of the same machine cost no more.
     cost_usd: Table

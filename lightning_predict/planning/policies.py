@@ -60,10 +60,7 @@ HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 
 PREDICTED_TIMES: Final = 0.5  # Probability at which a deadline is checked against the predicted times themselves
 SAME_PROBABILITY: Final = 1 / DRAWS  # Probabilities within one draw count as equal
-
-MANY_JOBS: Final = 200
-"""Number of jobs above which a plan is the best of four instead of about twenty, so that 1,000 jobs take a minute."""
-
+MANY_JOBS: Final = 200  # Jobs above which a plan is the best of four instead of twenty: 1,000 take a minute
 HARD_DEADLINES: Final = 1000.0  # Factor on the weight of tardiness for candidates that keep deadlines at any price
 
 

@@ -47,10 +47,7 @@ class MachineType:
 
 
 class Configuration(NamedTuple):
-    """Number of GPUs of one machine type that a job uses.
-
-    The class is a named tuple, because configurations are frequent dictionary keys.
-    """
+    """Number of GPUs of one machine type that a job uses; a named tuple, as a fast key of dictionaries."""
 
     machine: str
     num_gpus: int
@@ -61,8 +58,7 @@ class Job:
     """A training run."""
 
     name: str  # Name of the job, unique in a problem
-    # Predicted time of the whole run by configuration. The job cannot run on other configurations.
-    seconds: Mapping[Configuration, float]
+    seconds: Mapping[Configuration, float]  # Predicted time of the whole run, by possible configuration
     deadline_seconds: float  # Time by which the job should end. A later end costs `tardiness_usd_per_hour`.
     tardiness_usd_per_hour: float = 1.0  # Cost per hour after the deadline (the tardiness weight ω)
     release_seconds: float = 0.0  # Time at which the job is submitted. Earlier decisions do not know the job.
@@ -174,8 +170,7 @@ class PlanState:
     # states have such work.
     unproven: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0  # Money spent on machines so far
-    # Mean time between two decisions so far, at most the period; None before the second decision
-    mean_gap_seconds: float | None = None
+    mean_gap_seconds: float | None = None  # Mean time between two decisions so far, at most the period; None before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

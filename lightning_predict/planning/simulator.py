@@ -139,10 +139,7 @@ class _Simulation:
             self._go_on_from(self.since)
 
     def _seconds(self, job: Job, configuration: Configuration) -> float:
-        """Return the actual time of the job's whole run on this configuration.
-
-        If interruptions are simulated, the time excludes them.
-        """
+        """Return the actual time of the job's whole run on this configuration, without simulated interruptions."""
         known = self.since or PlanState(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
         known = known if self.actual_seconds is None else replace(known, measured={})

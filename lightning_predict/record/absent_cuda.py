@@ -41,8 +41,7 @@ class StepSettings:
     has_disabled_by_torch: bool = False
     has_autocast: bool = False  # Whether the step entered an enabled autocast for any device
     is_float16: bool = False
-    # GradScalers that torch disabled, and that are enabled while the step is recorded
-    scalers: list[Any] = field(default_factory=list)
+    scalers: list[Any] = field(default_factory=list)  # GradScalers that torch disabled, enabled while recording
     lost_scaler: bool = False  # Whether a GradScaler stayed disabled on the CPU
     set_to_none: bool | None = None  # Value of `set_to_none` that the step passed to `zero_grad`; None if not passed
     paged: dict[int, int] = field(default_factory=dict)  # Bytes of an optimizer's states in paged memory, by parameter

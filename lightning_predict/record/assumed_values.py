@@ -40,9 +40,7 @@ _SIZES: Final = "sizes that depend on them are upper bounds"
 _NUMBERS: Final = "numbers read from them are 1"
 
 _PLACES_SHOWN: Final = 2  # Maximum number of places in the code that a note names
-
-_COPIED_ELEMENTS: Final = 2**24
-"""Maximum number of elements of a copy to the CPU, which is filled with ones. Larger copies are rejected."""
+_COPIED_ELEMENTS: Final = 2**24  # Maximum elements of a copy to the CPU, which is filled with ones; else rejected
 
 _ZEROS: Final = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_", "aten::isnan"}) | {
     "aten::isinf"

@@ -85,8 +85,7 @@ class FoundOperation:
     work: list[tuple[DeviceWork, Call | None]] = field(default_factory=list)
     whole_forward: Call | None = None  # Whole call to whose backward pass the operation belongs; otherwise None
     accumulates: bool = False  # Whether the operation accumulates into `.grad`
-    # Module that called the operation, or whose backward pass it belongs to; None if no module call was marked
-    module: str | None = None
+    module: str | None = None  # Module that called the operation (or its forward); None if none was marked
 
 
 @dataclass(frozen=True, slots=True)

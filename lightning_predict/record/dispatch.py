@@ -82,8 +82,7 @@ if TYPE_CHECKING:
 
 _NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 
-MAX_OPERATIONS: Final = 75_000
-"""Maximum number of operations of a recorded step, at about 1.1 KiB each; a model of 1,500 layers has 60,000."""
+MAX_OPERATIONS: Final = 75_000  # Maximum number of operations of a step, 1.1 KiB each; 1,500 layers have 60,000
 
 _TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN: Final = frozenset({bool, int, str})
@@ -95,8 +94,7 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _OUTSIDE: Final = -1
 """Value of torch's graph task id if no backward pass is running."""
 
-_ACCUMULATES: Final = 2**64 - 1
-"""Sequence number of nodes that accumulate into `.grad`. Such nodes may run between any other nodes."""
+_ACCUMULATES: Final = 2**64 - 1  # Sequence number of nodes that accumulate into `.grad`, which run between any others
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 

@@ -36,8 +36,7 @@ _DICTIONARIES: Final = frozenset({dict, OrderedDict})
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
 """Packages whose functions are not searched for compiled functions."""
 
-MAX_PLACES: Final = 20_000
-"""Maximum number of modules, classes and functions to search. A search takes microseconds; a model has hundreds."""
+MAX_PLACES: Final = 20_000  # Maximum modules, classes and functions to search, in microseconds; a model has hundreds
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 

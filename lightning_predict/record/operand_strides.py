@@ -90,9 +90,7 @@ def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
 CONTIGUOUS_ELEMENTS: Final = "strided"
 """Argument of a call whose operands have different layouts: the number of contiguous elements that one block reads."""
 
-BLOCK_ELEMENTS: Final = 512
-"""Number of elements per block of an element-wise kernel with scalar loads: 128 threads with 4 elements each."""
-
+BLOCK_ELEMENTS: Final = 512  # Elements per block of an element-wise kernel with scalar loads: 128 threads, 4 each
 TO_ROWS: Final = {"memory_format": "contiguous_format"}  # Arguments of a copy to a row-major layout
 
 POINTWISE: Final = frozenset(  # Names of element-wise operations, without `aten::`

@@ -52,8 +52,7 @@ FLOAT32_BACKWARD: Final = named(
     "_cdist_backward"
 )
 
-SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")
-"""Operations that read 16 bits and return float32, unless a dtype is given."""
+SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")  # Read 16 bits, return float32 without a dtype
 
 WIDEST: Final = named(  # Operations that run in the widest dtype of their tensors
     "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
@@ -104,8 +103,7 @@ def precision_of(word: str | int) -> Precision:
 _WORDS: Final = ("attention", "lstm", "gru", "rnn")
 """Substrings of other operations that autocast runs in 16 bits: backward passes of whole calls."""
 
-_BATCH_NORM: Final = "batch_norm"
-"""Substring of norms that keep parameters and statistics in float32 if their data is 16-bit."""
+_BATCH_NORM: Final = "batch_norm"  # Part of the names of norms with float32 parameters and statistics in 16 bits
 
 _FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
 

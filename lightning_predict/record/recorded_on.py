@@ -131,8 +131,7 @@ def _named(trace: Trace) -> str:
 
 # --- The code path
 
-OLDEST_TORCH: Final = (2, 1)
-"""Oldest torch release in the networks' training data for matmuls and layers. The newest release there is 2.9."""
+OLDEST_TORCH: Final = (2, 1)  # Oldest torch release in the training data for matmuls and layers; the newest is 2.9
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:

@@ -25,10 +25,7 @@ BLOCK_BATCHES: Final = 8
 The idle device at the start lengthens the mean step by at most an eighth of a step, before the correction."""
 
 MIN_BATCHES: Final = 3  # Minimum number of batches in a block. With fewer, the single wait has too much weight.
-
-BLOCKS_OF_A_RUN: Final = 4
-"""Minimum length of the remaining run, as a number of blocks, for timing a block before the first prediction."""
-
+BLOCKS_OF_A_RUN: Final = 4  # Minimum length of the remaining run, in blocks, for timing a block before predicting
 HOST_AHEAD_SHARE: Final = 0.9  # Maximum share of a block of host work and waits, so that the device never runs dry
 MAX_TRIES: Final = 2  # Maximum number of attempts to time a block. If epochs are shorter, none succeeds.
 

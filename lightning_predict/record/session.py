@@ -62,8 +62,7 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
         _REPORTED_GPU.reset(token)
 
 
-FRAMES: Final = 200
-"""Number of stack frames that a recorder and torch may need within one operation; up to 30 were observed."""
+FRAMES: Final = 200  # Stack frames that a recorder and torch may need in one operation; 30 were observed
 
 _LIMIT_LOCK: Final = Lock()
 _OPEN_LIMITS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads

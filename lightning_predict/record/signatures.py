@@ -34,9 +34,7 @@ RECORDED_TENSORS: Final = "recorded tensors"
 For each position, the value lists the tensors as rows of shape, dtype, storage id and device type."""
 
 FUSED: Final = "triton::fused"  # Name of a compiler's fused kernel
-
-MODULE_MARK: Final = "nn.Module#"
-"""Prefix of the markers that the profiler recorder sets around a module's call. The module's name follows."""
+MODULE_MARK: Final = "nn.Module#"  # Prefix of the profiler recorder's markers of a module call; its name follows
 
 
 def _parse(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:

@@ -34,8 +34,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Ordinary tensor types. A lazy parameter, for example, is not ordinary."""
+_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # Not a lazy parameter, for example
 
 
 class _StorageReference(ref[torch.UntypedStorage]):

@@ -30,9 +30,7 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.record.trace import Trace
 
-FOREACH_SINCE: Final = (2, 0)
-"""First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
-
+FOREACH_SINCE: Final = (2, 0)  # First release with foreach optimizers on CUDA and `zero_grad` that frees gradients
 MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")  # Prefixes of operations that update several tensors at once
 
 

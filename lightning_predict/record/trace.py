@@ -39,8 +39,7 @@ WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
 
 PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "other")
 
-WAITED_SHARE: Final = 0.1
-"""Minimum share of a step that waits take: of a profiled step to count, of a predicted step to be shown first."""
+WAITED_SHARE: Final = 0.1  # Minimum share of waits: of a profiled step to count, of a predicted one to be shown first
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {  # Bytes per element, by dtype in torch's spelling without `torch.`
     "float64": 8,
@@ -116,13 +115,11 @@ class Operation:
     name: str  # Name, `aten::...` without the overload, or the qualified name of another operator
     phase: Phase  # Phase of the step
     inputs: tuple[TensorInfo, ...] = ()  # Tensors that the operation reads, in schema order, with lists flattened
-    # Tensors that the operation writes; empty if the recorder (such as the profiler) cannot see them
-    outputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()  # Tensors that the operation writes; empty if the recorder cannot see them
     arguments: Mapping[str, Any] = field(default_factory=dict)  # Non-tensor arguments by schema names, as JSON values
     module: str | None = None  # Qualified name of the module that called the operation; None if unknown
     kernels: tuple[Kernel, ...] = ()  # Device work; empty without a CUDA profile
-    # Start on the host, relative to the start of the profiled step; None without a profile
-    host_start_seconds: float | None = None
+    host_start_seconds: float | None = None  # Start on the host, from the step's start; None without a profile
     host_seconds: float | None = None  # Time on the host, including inner calls; None without a profile
     # Storages that are freed after this operation although an earlier operation used them last, because a variable of
     # the step held them. All other storages are freed after their last use, or are in the Trace's `held`.

@@ -171,11 +171,9 @@ class EndToEndRegression:
     # Mean of |predicted / actual - 1| in cross-validation, which selects terms in each fold; None with too few runs
     cross_validation_error: float | None
     notes: tuple[str, ...]
-    # Mean square of the relative (or absolute) residuals of the fit or the cross-validation, whichever is larger
-    residual_variance: float
+    residual_variance: float  # Mean square of relative (or absolute) residuals of fit or cross-validation, the larger
     degrees_of_freedom: int  # Number of runs minus number of coefficients and intercept, at least 1
-    # Inverse of XᵀWX, where the columns of X are a constant and the terms divided by `scales`
-    covariance: Array = field(repr=False)
+    covariance: Array = field(repr=False)  # Inverse of XᵀWX; X's columns are a constant and the terms over `scales`
     scales: Array = field(repr=False)
     relative: bool = True
     # Regression with, or without, squares of variables of few values (`CLEAR_VALUES`), if both are plausible

@@ -97,8 +97,7 @@ class RunSetting:
     num_gpus: int = 1  # Total number of GPUs. A count in `gpu` sets this number.
     threads: int | None = None  # Number of CPU threads of the loaders; None if unknown
     disk_seconds: float | None = None  # Delay of the disk; None if unknown
-    # Number of repeated modules, for networks of a family that differ in depth; None for a single network
-    inner_modules: int | None = None
+    inner_modules: int | None = None  # Number of repeated modules, for networks of a family; None for a single one
     sequence_length: int | None = None  # Tokens (or other positions) of a sample; None for samples of one size
 
     def __post_init__(self) -> None:

@@ -30,9 +30,7 @@ except ImportError as error:
     ) from error
 
 
-COLLINEAR: Final = 1e-10
-"""A feature is collinear with other features if they leave less than this share of its sum of squares unexplained."""
-
+COLLINEAR: Final = 1e-10  # A feature is collinear if others leave less than this share of its sum of squares
 EXACT: Final = 1e-20  # The fit is exact if the residual sum of squares is below this share of the target's
 
 MAX_ROUNDS: Final = 100

@@ -20,11 +20,8 @@ from lightning_predict.base.ties import ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_milliseconds
 from lightning_predict.timeline.verdict import MAX_PARTS
 
-LOG_AXIS_SPREAD: Final = 20.0
-"""The axis of a bar chart is logarithmic if the ratio of the largest to the smallest value exceeds this number."""
-
-SCATTER_SPREAD: Final = 2.0
-"""The axes of a scatter plot are logarithmic if the ratio of the largest to the smallest value exceeds this number."""
+LOG_AXIS_SPREAD: Final = 20.0  # Ratio of the largest to the smallest value above which a bar chart is logarithmic
+SCATTER_SPREAD: Final = 2.0  # Ratio of the largest to the smallest value above which a scatter plot is logarithmic
 
 WIDE: Final = 760
 NARROW: Final = 330  # Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels including margins

@@ -22,10 +22,7 @@ from lightning_predict.reports.format import duration, known_columns, share, sig
 from lightning_predict.reports.predictions import Predictions
 
 MIN_POINTS: Final = 3  # Minimum number of layouts in a curve. A GPU with fewer predicted layouts has no curve.
-
-MIN_GAIN: Final = 0.5
-"""More GPUs pay off if each added GPU gives this share of the throughput per GPU of the smallest layout."""
-
+MIN_GAIN: Final = 0.5  # More GPUs pay off with this share of the smallest layout's throughput per GPU each
 SAMPLES: Final = 1_000_000  # Number of samples in the "per million samples" column
 
 

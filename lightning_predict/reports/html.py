@@ -69,10 +69,7 @@ def html_report(
     made_on: datetime.date | None = None,
     sections: str = "",
 ) -> str:
-    """Return the whole HTML document.
-
-    Without `offers`, the package's are cited as sources of prices. Text in `sections` must be escaped.
-    """
+    """Return the whole HTML document. Without `offers`, it cites the package's. `sections` must be escaped."""
     shown = grid(predictions, columns=columns)
     notes = (energy_note(predictions),) if "kilowatt_hours" in columns else ()
     return _page().render(

@@ -46,8 +46,7 @@ GPU_IN_USE_QUANTITIES: Final = ("samples_per_second", "tokens_per_second", "mfu"
 """Additional quantities logged by default for the GPU in use."""
 
 
-MAX_IN_FULL: Final = 3
-"""Up to this number of GPUs, all GPUs are logged. With more GPUs, only the selection of `selected_gpus` is logged."""
+MAX_IN_FULL: Final = 3  # Number of GPUs up to which all are logged, and above which the `selected_gpus` are
 
 
 def selected_gpus(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
@@ -103,8 +102,7 @@ RANKING_KEY: Final = "predict/ranking"
 ARTIFACT_FOLDER: Final = "lightning_predict"
 
 
-TENSORBOARD_WIDTH: Final = 90
-"""Maximum row width of a table in characters. At 1280 pixels, TensorBoard breaks numbers in wider tables."""
+TENSORBOARD_WIDTH: Final = 90  # Maximum row width of a table: in wider ones, TensorBoard breaks numbers at 1280 pixels
 
 
 def _tensorboard_text(logger: Logger, predictions: Predictions, step: int) -> None:

@@ -96,14 +96,12 @@ class MachineTimes:
 class Ranking:
     """Recommended GPUs, and GPUs that cannot be recommended."""
 
-    # Whether times and costs are of the samples of one recorded iteration, because the length of the run is unknown
-    per_iteration: bool
+    per_iteration: bool  # Whether values are of one recorded iteration, as the run's length is unknown
     cheapest: RankedGpu | None  # The GPU with the lowest cost; None if no price is known
     fastest: RankedGpu | None  # The fastest GPU; None if the run fits on no GPU
     as_fast: tuple[str, ...]  # Names of GPUs within 1 % of the time of `fastest`, in the requested order
     cheapest_rivals: tuple[RankedGpu, ...]  # GPUs that may be the cheapest within their intervals, likeliest first
-    # Names of GPUs that may be the fastest within their intervals, likeliest first, without `as_fast`
-    perhaps_fastest: tuple[str, ...]
+    perhaps_fastest: tuple[str, ...]  # GPUs that may be the fastest, likeliest first, without `as_fast`
     # Bottleneck on the fastest GPU: `loader` or `host`, so that a faster GPU does not help; None for the GPU itself.
     limit: Literal["loader", "host", "wait"] | None
     in_use: MachineTimes | None  # The machine in use; None if unknown or not timed

@@ -32,9 +32,7 @@ from lightning_predict.reports.table_rows import LARGE_PART, TableLine, bound_by
 
 EXTRAPOLATION_MARK: Final = "†"  # Marks a GPU whose time is mostly extrapolated from other GPUs
 MARKED_EXTRAPOLATED_SHARE: Final = 0.5  # A GPU is marked if this share of its time is extrapolated from other GPUs
-
-MAIN_SHARE: Final = 1 / 3
-"""A table names the loader as the bottleneck if waiting for the loader takes at least this share of the time."""
+MAIN_SHARE: Final = 1 / 3  # The loader is named as the bottleneck if waiting for it takes this share of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 RUNS_THAT_COUNT: Final = 10  # A correction is the median over at most this number of latest runs of a model on a GPU
 MAX_HISTORY_BYTES: Final = 16 << 20  # Maximum number of bytes to read, about 20,000 runs. More would delay a hook.
-
-MAX_EXTRAPOLATION: Final = 2.0
-"""Step times are extrapolated to batch sizes up to this factor beyond the batch sizes of earlier runs."""
+MAX_EXTRAPOLATION: Final = 2.0  # Step times are extrapolated to batch sizes up to this factor beyond earlier ones
 
 
 SHORTEST_STEP_SECONDS: Final = 1e-6  # Shortest step of a line that is not damaged: a single launch takes longer
@@ -77,8 +75,7 @@ class Correction:
     step: float  # Factor on the step time; 1 if the step was measured in this run
     run: float  # Factor on the run time, for effects outside a step (throttling, pauses); 1 without such effects
     runs: int  # Number of earlier runs that the factors are derived from
-    # Batch sizes of the earlier runs, if the step time is interpolated between them; otherwise empty
-    batch_sizes: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()  # Batch sizes of the earlier runs, if interpolated; otherwise empty
     run_spread: float = 1.0  # Factor between `run` and either end of its 90 % interval
 
     def note(self, gpu: str) -> str:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 ESTIMATED_WRITING: Final = 4.0  # Factor of the interval of a checkpoint's time that is estimated from its size
 
 
-STEPS_SHOWN: Final = 1000
-"""If the length of a run is unknown, times and costs are shown for the samples of this number of recorded steps."""
+STEPS_SHOWN: Final = 1000  # Steps for whose samples times and costs are shown if the length of a run is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +121,11 @@ class Run:
     """Predicted time of the rest of a run on one GPU."""
 
     gpu: str
-    # Seconds of all remaining training steps, with waits for the loader; None if their number is unknown
-    training_seconds: float | None
-    # Seconds of all remaining validation batches, with waits; None if their number or time is unknown
-    validation_seconds: float | None
+    training_seconds: float | None  # Seconds of all remaining training steps, with loader waits; None if unknown
+    validation_seconds: float | None  # Seconds of all remaining validation batches, with waits; None if unknown
     total: Interval[float] | None  # Known seconds of the rest of the run; None if the number of steps is unknown
     cycle_seconds: float  # Time of a step, including the wait for the loader
-    # Seconds of checkpoints, pauses and waits for validation batches, which are the same on every GPU
-    beside: Interval[float] = NOTHING
+    beside: Interval[float] = NOTHING  # Seconds of checkpoints, pauses and validation waits, equal on every GPU
     iterations: int | None = None  # Number of remaining training steps; None if unknown
     samples_per_iteration: int | None = None  # Number of samples of one training step on all GPUs; None if unknown
     epoch_seconds: float | None = None  # Training time of one epoch; None if the length of an epoch is unknown

@@ -179,8 +179,7 @@ class Host:
 GRAPH_HOST_SHARE: Final = 0.05  # Host time of a step that is replayed as a CUDA graph, over launching each kernel
 
 UNKNOWN_HOST: Final = Host()
-TABLE_HOST: Final = Host(name="table's")
-"""Host of the table of overheads, for comparisons with a measured host and for a given factor."""
+TABLE_HOST: Final = Host(name="table's")  # Host of the table, to compare with, or to scale
 
 SERVER: Final = "usual server's"
 SERVER_HOST: Final = 1.25
@@ -248,9 +247,7 @@ class HostModel:
 
 # --- Host times of a recorded step
 
-PROFILER_SLOWDOWN: Final = 2.2
-"""Factor by which a profiler slows operations and launches on the host, but not longer Python code between them."""
-
+PROFILER_SLOWDOWN: Final = 2.2  # Factor by which a profiler slows operations and launches, not Python code between them
 PYTHON_SECONDS: Final = 0.001  # Minimum pause between two operations that counts as the user's code
 
 BLOCKED_LAUNCH_SECONDS: Final = 5e-05
@@ -272,8 +269,7 @@ class RecordedHost:
 
     # Recorded T1 to T5 of each operation, without waits and the profiler's slowdown; None if launches were not timed
     overheads: tuple[Overheads | None, ...]
-    # Host work before each operation, outside operations; 0 if the work takes less than `PYTHON_SECONDS`
-    python_seconds: tuple[float, ...]
+    python_seconds: tuple[float, ...]  # Host work before each operation, outside operations; 0 below `PYTHON_SECONDS`
     waits: tuple[bool, ...]  # Whether the host waits for the compute stream after each operation
 
 

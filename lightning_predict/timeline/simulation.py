@@ -231,10 +231,7 @@ def queue_of(kernel: Kernel) -> Queue:
 
 
 def _number(queue: Queue, main: Queue | None) -> int:
-    """Return the stream number of a queue other than the main queue.
-
-    The number is the driver's stream number plus 1, with an offset per GPU.
-    """
+    """Return the stream number of another queue than the main one: the driver's plus 1, with an offset per GPU."""
     others = queue[0] - main[0] if main is not None else 0
     return queue[1] + 1 + others * STREAMS_OF_A_GPU
 

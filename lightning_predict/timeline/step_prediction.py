@@ -60,8 +60,7 @@ class StepPrediction:
     # operation's family; `roofline`, peak rates only.
     coverage: Mapping[str, float]
     forward_seconds: float = 0.0  # Device time of the forward phase, used to estimate validation
-    # Device time of the optimizer. Accumulating gradients over fewer batches does not reduce this time.
-    optimizer_seconds: float = 0.0
+    optimizer_seconds: float = 0.0  # Device time of the optimizer, independent of the number of batches
     verdict: Verdict | None = None  # Bottleneck, and time by module; None without a simulated timeline
     communication_seconds: float = 0.0  # Time of all collectives between GPUs in a step; 0 on one GPU
     # Step time in addition to a GPU's own work: exposed communication, and waits for other stages and the slowest rank.
@@ -330,8 +329,7 @@ def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Ite
     )
 
 
-FAR_SHORTER: Final = 0.8
-"""Minimum ratio of the measured step to its simulation with recorded kernel times, for both to be the same step."""
+FAR_SHORTER: Final = 0.8  # Minimum ratio of a measured step to its simulation, for both to be the same step
 
 
 def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:

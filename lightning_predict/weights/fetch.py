@@ -88,10 +88,7 @@ class Download:
         return content
 
     def content(self, name: str, limit: int) -> bytes:
-        """Download a file without verifying its checksum.
-
-        A failed download is retried, at most `ATTEMPTS` times in total, until the deadline.
-        """
+        """Download a file without verifying its checksum, in at most `ATTEMPTS` attempts before the deadline."""
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
             if attempts:

@@ -130,8 +130,7 @@ def _held_out_error(value: Checked) -> HeldOutError:
 
 FORMAT_VERSION: Final = 1
 
-MAX_BYTES: Final = 1 << 27
-"""Maximum size of a weights file, 100 times that of the largest shipped one. A header may have a hundredth of it."""
+MAX_BYTES: Final = 1 << 27  # Maximum size of a weights file, 100 times the largest shipped; of its header, a hundredth
 
 METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")

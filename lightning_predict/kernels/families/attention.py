@@ -118,18 +118,14 @@ def _gradients(c: Columns) -> Array:
     return _queries(c) + 2 * _keys(c)
 
 
-BLOCK: Final = 128.0
-"""Number of queries, and of keys, that a kernel handles together. Blocks on a causal mask's diagonal are whole."""
-
-HEAD_STEP: Final = 32.0
-"""Step of the head sizes that kernels are built for (FlashAttention's `HEADDIM_SWITCH`); zeros pad other heads."""
+BLOCK: Final = 128.0  # Queries, and keys, that a kernel handles together. Blocks on a mask's diagonal are whole.
+HEAD_STEP: Final = 32.0  # Step of kernels' head sizes (FlashAttention's `HEADDIM_SWITCH`); zeros pad other heads
 
 BEGIN_AND_END_CYCLES: Final = 5000.0
 """Clock cycles in which a block loads its queries and writes its output. Half a pair of blocks is added if
 a multiprocessor has room for one block only, because nothing overlaps its first scores and last values."""
 
-SOFTMAX_INSTRUCTIONS: Final = 4.0
-"""Instructions for a score beside its exponential: scaling, maximum, sum and conversion to 16 bits."""
+SOFTMAX_INSTRUCTIONS: Final = 4.0  # Instructions for a score beside its exponential: scale, maximum, sum, conversion
 
 WAITED_SHARE: Final = 0.4
 """Share of the shorter of products and softmax that the longer does not hide: each block of keys has one after the
@@ -204,9 +200,7 @@ FUSED: Final = Formula(
 )
 
 
-MASK_INSTRUCTIONS: Final = 6.5
-"""Instructions for integers that draw and apply one element of a dropout mask, in the forward or the backward pass."""
-
+MASK_INSTRUCTIONS: Final = 6.5  # Integer instructions to draw and apply one element of a dropout mask, in either pass
 INTEGERS_PER_CLOCK: Final = 64.0  # Instructions for integers that a multiprocessor starts in a clock cycle, since Volta
 
 

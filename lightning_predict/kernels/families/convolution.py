@@ -260,9 +260,7 @@ LOAD_TIME_RATIO: Final = 0.00015
 FEED_FROM_SHARED_MEMORY: Final = 0.00005
 """The same on Hopper in 16 bits, whose matrix units read tiles from shared memory while the next tiles are copied."""
 
-FEED_THROUGH_REGISTERS: Final = 0.00035
-"""The same before compute capability 8.0, whose copies into shared memory pass through registers."""
-
+FEED_THROUGH_REGISTERS: Final = 0.00035  # The same before compute capability 8.0: copies pass through registers
 FLOAT64_SHARE: Final = 0.2  # Share of the lanes' float64 peak of convolutions, on GPUs with float64 at half of float32
 OVERLAP: Final = 2.0  # Exponent of the norm that combines compute and memory time
 BANDWIDTH_SHARE: Final = 0.85  # Share of the bandwidth that convolutions and layout conversions reach

@@ -54,9 +54,7 @@ from lightning_predict.record.trace import Flags, Operation, TensorInfo
 from lightning_predict.uncertainty import UNKNOWN_SPREAD
 
 ELEMENTS_PER_BLOCK: Final = 1024  # Elements per block of an element-wise kernel
-
-MIN_FLOPS_PER_BYTE: Final = 0.0833333333333
-"""Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors."""
+MIN_FLOPS_PER_BYTE: Final = 0.0833333333333  # Minimum in the networks' training data: adding two float32 tensors
 
 
 def _has_fast_stacks(gpu: Gpu) -> bool:

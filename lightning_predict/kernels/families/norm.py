@@ -124,9 +124,7 @@ LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.47, 375.0)}
 """SM cycles of layer norm per element, and for the statistics of a row, in 16 bits (False) and in float32 (True)."""
 
 GRADIENT_ROW_CYCLES: Final = 130.0  # SM cycles of a row in the gradient of a norm's input, in addition to its bytes
-
-WEIGHT_ROW_CYCLES: Final = 9.0
-"""Cycles of a row in the gradient of a norm's weight. A block sums the columns of a warp over all rows."""
+WEIGHT_ROW_CYCLES: Final = 9.0  # Cycles of a row in the gradient of a norm's weight: a block sums a warp's columns
 SPLIT_ROWS: Final = 65536
 """Minimum number of rows with which PyTorch splits the rows of that sum among blocks, if there are fewer blocks than
 half of the multiprocessors (`layer_norm_kernel.cu`)."""

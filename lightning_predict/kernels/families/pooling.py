@@ -44,8 +44,7 @@ def _image(c: Columns) -> Array:
 
 
 WINDOW_CYCLES: Final = 1.5
-WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
-"""SM cycles for index computation: a constant per window, and a constant per element of the window."""
+WINDOW_CYCLES_AN_ELEMENT: Final = 0.26  # SM cycles for indices: a constant per window, and one per element of it
 
 
 MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)

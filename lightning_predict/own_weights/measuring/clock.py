@@ -37,9 +37,7 @@ REPLAYS: Final = 20  # Maximum number of repetitions of each kind. The result is
 MIN_REPLAYS: Final = 3  # Minimum number of repetitions of each kind, and of calls before them
 NOT_CUDA: Final = "not a CUDA device"  # Reason for a missing graph on a device without CUDA
 REPETITION_KINDS: Final = 3  # Number of kinds of repetition: eager, warm and flushed
-
-GRAPH_SECONDS: Final = 3e-4
-"""Minimum duration of a graph whose replay time is measured; a shorter call is captured several times in a row."""
+GRAPH_SECONDS: Final = 3e-4  # Minimum duration of a graph whose replay is measured; a shorter call is repeated
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02  # Maximum duration of all repetitions on a CPU, in seconds

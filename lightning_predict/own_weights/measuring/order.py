@@ -103,10 +103,7 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 def spread_first(shapes: Sequence[Words]) -> list[Words]:
-    """Sort shapes so that each shape is the farthest from all shapes before it, in log sizes.
-
-    The first shape is the shape nearest to the mean.
-    """
+    """Sort shapes: each is the farthest from all before it, in log sizes; the first is the nearest to the mean."""
     if not shapes:
         return []
     points = np.log2(np.array([list(words.values()) for words in shapes], dtype=np.float64) + 1)  # (shapes, words)

@@ -74,12 +74,8 @@ EXTRA_COLUMNS: Final = (
     *("power_watts", "power_limit_watts", "held_back_by", "software", "date", "source"),
 )
 
-USUAL_UTILISATION: Final = 0.4
-"""Assumed share of the peak rates that a GPU reaches, to estimate the duration of a measurement."""
-
-SECONDS_AROUND: Final = 0.05
-"""Assumed seconds to create a shape's tensors and capture its calls, to estimate the duration of a measurement."""
-
+USUAL_UTILISATION: Final = 0.4  # Assumed share of a GPU's peak rates, to estimate a measurement's duration
+SECONDS_AROUND: Final = 0.05  # Assumed seconds for a shape's tensors and capture, to estimate a measurement's duration
 LOAD_SECONDS: Final = 1.0  # Duration of the load at whose end a sustained time is measured
 
 

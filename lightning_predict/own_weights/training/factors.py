@@ -23,10 +23,7 @@ from lightning_predict.uncertainty import MEASURED_SPREAD
 from lightning_predict.weights.records import MeasuredFactor
 
 MIN_FACTOR_ROWS: Final = 6  # Minimum number of rows for a factor, without held-out rows
-
-LONG_SECONDS: Final = 50 * MICROSECOND
-"""Rows shorter than this time have a smaller weight, in proportion. Short kernels mainly show latency."""
-
+LONG_SECONDS: Final = 50 * MICROSECOND  # Shorter rows have a smaller weight, in proportion: they show latency
 MIN_GAIN: Final = 0.1  # A factor must lower the mean error of rows that it was not computed from by at least this share
 
 
