@@ -152,10 +152,7 @@ def _spelled(provider: str) -> str:
 
 
 def _chosen(offers: Iterable[Offer]) -> list[Offer]:
-    """Return the cheapest machines, and machines with a known network.
-
-    A machine is the cheapest on demand, or on spot, of its provider, GPU and GPU count.
-    """
+    """Return machines with a known network, and the cheapest, on demand or spot, by provider, GPU and count."""
     groups: dict[tuple[str, str, int], list[Offer]] = {}
     for offer in offers:
         groups.setdefault((offer.provider, offer.gpu, offer.num_gpus), []).append(_without_odd_spot(offer))

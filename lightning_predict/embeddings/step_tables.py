@@ -81,10 +81,7 @@ class StepTables:
         return dense / every if every else 1.0
 
     def reads_vectors(self) -> frozenset[int]:
-        """Return the positions of forward operations that need a looked-up vector.
-
-        Without storage ids, all operations after the first lookup count.
-        """
+        """Return the positions of forward operations that need a looked-up vector; without ids, all after the first."""
         forward = [(i, operation) for i, operation in enumerate(self._trace.operations) if operation.phase == "forward"]
         looked_up = {tensor.id for _, operation in forward if is_look_up(operation) for tensor in operation.outputs}
         if not looked_up or None in looked_up:

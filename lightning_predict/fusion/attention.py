@@ -121,10 +121,7 @@ def with_fused_attention(trace: Trace) -> Trace:
 
 
 def with_attention_kernel(trace: Trace, kernel: str) -> Trace:
-    """Return the step with attention in 16 bits by this kernel, instead of PyTorch's default or unfused attention.
-
-    A step without data flow keeps unfused attention.
-    """
+    """Return the step with attention in 16 bits by this kernel; without data flow, unfused attention stays."""
     fused = with_fused_attention(trace) if has_data_flow(trace) else trace
 
     def is_named(operation: Operation) -> bool:

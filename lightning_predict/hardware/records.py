@@ -167,10 +167,7 @@ class Gpu:
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:
-        """Return the dense matmul peak for `dtype` in FLOP/s; None if the GPU does not support the dtype.
-
-        A GPU without TF32 computes in float32 instead, as cuBLAS does.
-        """
+        """Return the dense matmul peak in FLOP/s; None if unsupported. Without TF32, float32 computes, as in cuBLAS."""
         if dtype == "tf32" and "tf32" not in self.peak_flops_per_second:
             return self.peak_flops_per_second.get("float32")
         return self.peak_flops_per_second.get(dtype)

@@ -142,10 +142,7 @@ def predict_work_times(
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> WorkTimes:
-    """Predict times from shapes alone, with the software versions of the trace.
-
-    An item without a known shape (a fused kernel) takes zero seconds.
-    """
+    """Predict times from shapes, with the trace's software. An item without a shape (a fused kernel) takes none."""
     shapes = [shape for item in items for shape in item.shapes]
     owner = np.array([index for index, item in enumerate(items) for _ in item.shapes], dtype=np.intp)
     times = predict_operation_times(shapes, gpus, models) if shapes else None

@@ -185,10 +185,7 @@ LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
 def predict_operation_times(
     shapes: Sequence[OperationShape], gpus: Sequence[Gpu], models: KernelModels | None
 ) -> OperationTimes:
-    """Predict the times of shapes on GPUs, (gpus, shapes). Duplicates are computed once.
-
-    Shapes may be duplicates. Without `models`, the roofline alone is used.
-    """
+    """Predict the times of shapes on GPUs, (gpus, shapes), duplicates once; without `models`, by the roofline."""
     position: dict[OperationShape, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in shapes], dtype=np.intp)  # (shapes,)
     distinct = list(position)

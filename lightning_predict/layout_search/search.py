@@ -319,10 +319,7 @@ class _Least:
 
 
 class Bounds:
-    """Lower bounds on step times, from computation, kernel launches, and tensor-parallel communication.
-
-    Identical blocks are split and timed only once.
-    """
+    """Lower bounds on step times: computation, launches, tensor-parallel communication; equal blocks count once."""
 
     def __init__(self, shared: MultiGpuStep, step: StepPrediction, row: int, interconnect: Interconnect) -> None:
         self._shared, self._row, self._interconnect = shared, row, interconnect

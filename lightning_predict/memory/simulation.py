@@ -345,10 +345,7 @@ class MemoryMoment:
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
-    """Return the memory peak of the forward and backward passes, and the peak of the optimizer step.
-
-    The step is not the first step.
-    """
+    """Return the peaks of the forward and backward passes, and of the optimizer step, in any but the first step."""
     levels = _levels(blocks) or [0]
     passes = levels[: blocks.update_at] or [0]
     updates = levels[blocks.update_at :] or [0]

@@ -66,10 +66,7 @@ Files = dict[str, str]  # Contents by file name
 
 
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
-    """Write all files of a plan, and return messages about files that were not written.
-
-    Jobs that already run in the state `since` are not started again.
-    """
+    """Write a plan's files; return messages about others. Jobs that run in the state `since` are not started."""
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
     refused: list[str] = []
     writers = {"sky": skypilot_tasks, "slurm": slurm_scripts, "dstack": dstack_tasks}

@@ -208,10 +208,7 @@ class ModuleWatch:
         return None
 
     def final_names(self) -> dict[str, str | None]:
-        """Map the names used while recording to final names, if both differ.
-
-        None stands for a single outermost module, which has no name.
-        """
+        """Map names while recording to final names, if they differ; None is a single outermost module."""
         if self._named_by_model:
             return {}
         finals: dict[str, str | None] = {}

@@ -141,10 +141,7 @@ def _name_cell(predictions: AbstractPredictions, line: TableLine) -> str:
 
 
 def is_mostly_extrapolated(prediction: Prediction) -> bool:
-    """Return whether a GPU is marked: its time is mostly extrapolated, or the GPU comes from a user's file.
-
-    A GPU with a measured step is never marked.
-    """
+    """Return whether a GPU is marked: extrapolated or a user's, without a measured step."""
     is_unseen = prediction.base_share >= MARKED_EXTRAPOLATED_SHARE or prediction.layout.gpu.is_described_by_user
     return is_unseen and prediction.measured_seconds is None
 

@@ -200,10 +200,7 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
-    """Return a correction from a line through step times at other batch sizes.
-
-    Return None with fewer than two batch sizes, or beyond `MAX_EXTRAPOLATION`.
-    """
+    """Return a correction by a line through other batch sizes; None with fewer than two, or too far away."""
     times: dict[int, list[float]] = {}
     for record in records:
         if record.samples is not None:

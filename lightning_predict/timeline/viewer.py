@@ -27,10 +27,7 @@ DEVICE_PROCESS: Final = 1
 
 
 def chrome_trace(trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None) -> dict[str, Any]:
-    """Return the timeline of an isolated step, at whose start the device is idle, in the Trace Event format.
-
-    Without `models`, rooflines are used.
-    """
+    """Return the timeline of an isolated step in the Trace Event format; without `models`, by rooflines."""
     timed = predict_work_times(trace, [target], origin=origin, models=models)
     own = calibrate_step(trace, timed, origin, usual_host(UNKNOWN_HOST, target))
     work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)

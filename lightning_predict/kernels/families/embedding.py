@@ -143,10 +143,7 @@ def unique_rows(c: Columns) -> Array:
 
 
 def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_bags: bool = False) -> Array:
-    """Estimate the L2 hit rate of look-ups, shape (gpus, shapes).
-
-    With `whole_bags`, a bag hits only if all of its rows are cached, as in the backward pass.
-    """
+    """Estimate the L2 hit rate of look-ups, (gpus, shapes); of `whole_bags` if all rows of a bag hit."""
     asked = c["bags"] * c["lookups"]
     l2 = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     warps = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR)

@@ -54,10 +54,7 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate into one transform per dimension.
-
-    With real input or output, half of the numbers are redundant in every dimension, so each transform counts half.
-    """
+    """Translate into one transform per dimension; with real input or output, each counts half."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:

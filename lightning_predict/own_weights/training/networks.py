@@ -124,10 +124,7 @@ def train_network(
     start: NetworkWeights | None = None,
     pairs: DoublingPairs | None = None,
 ) -> NetworkWeights:
-    """Train an ensemble, from scratch or from `start`, and keep the best state on the calibration rows.
-
-    The result has no interval; the caller sets it.
-    """
+    """Train an ensemble, keep the best state on calibration rows; its interval is set by the caller."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more threads change the order of sums, and the same seed must give the same weights
     try:
