@@ -27,9 +27,19 @@ ORIGINS = ("fitted", "training data", "chosen on", "assumption", "own measuremen
 """Words of a docstring that say that a value is empirical."""
 
 
-def test_each_listed_constant_exists_and_has_an_effect() -> None:
+def test_constants_are_rows_with_an_effect_worth_the_largest_loss() -> None:
     for constant in read_constants():
         assert constant.value != constant.neutral, f"{constant.name} is neutral already: remove it"
+    rows = FILE.read_text(encoding="utf-8")
+    without = {name for name in empirical_constants() if f"[{'.'.join(name)}]" not in rows}
+    assert without == set(), f"add their evidence to {FILE.name}, with a neutral value"
+    before = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.8)}
+    same = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.095, 0.8)}
+    worse = {"steps": Score(10, 0.052, 0.9), "operators": Score(10, 0.095, 0.8)}
+    narrow = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.7)}
+    assert worth(before, same) == pytest.approx(0.0)
+    assert worth(before, worse) == pytest.approx(0.2)  # 5.2 % instead of 5.0 %
+    assert worth(before, narrow) == pytest.approx(10.0)  # 70 % is 10 points further from 90 % than 80 %
 
 
 def empirical_constants() -> set[tuple[str, str]]:
@@ -48,12 +58,6 @@ def empirical_constants() -> set[tuple[str, str]]:
     return constants
 
 
-def test_every_empirical_constant_of_the_kernels_is_a_row() -> None:
-    rows = FILE.read_text(encoding="utf-8")
-    without = {name for name in empirical_constants() if f"[{'.'.join(name)}]" not in rows}
-    assert without == set(), f"add their evidence to {FILE.name}, with a neutral value"
-
-
 def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
     """SINGLE_RATE is the share of TF32 at which fused attention in float32 runs; its neutral value is a third."""
     (rate,) = (constant for constant in read_constants() if constant.name == "SINGLE_RATE")
@@ -68,16 +72,6 @@ def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
     with neutral([rate]):
         assert seconds() < before
     assert seconds() == before
-
-
-def test_a_constant_is_worth_the_largest_loss_of_any_table() -> None:
-    before = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.8)}
-    same = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.095, 0.8)}
-    worse = {"steps": Score(10, 0.052, 0.9), "operators": Score(10, 0.095, 0.8)}
-    narrow = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.7)}
-    assert worth(before, same) == pytest.approx(0.0)
-    assert worth(before, worse) == pytest.approx(0.2)  # 5.2 % instead of 5.0 %
-    assert worth(before, narrow) == pytest.approx(10.0)  # 70 % is 10 points further from 90 % than 80 %
 
 
 def fail() -> Mapping[str, Score]:

@@ -10,9 +10,10 @@ from benchmarks.runs import RUNS, SOURCES
 WITHOUT_DATA = {name for name in READERS if not RUNS[name].needs}
 
 
-def test_every_table_names_who_measured() -> None:
+def test_every_table_names_who_measured_and_pages_need_no_data() -> None:
     assert set(READERS) - {"gains"} <= set(SOURCES)
     assert set(READERS) <= set(RUNS)
+    assert {"tutorial", "finetuning", "dgxc", "ibm", "kempner", "own-gpu"} <= WITHOUT_DATA
 
 
 def result_of(net: str, each: str) -> Result:
@@ -31,7 +32,3 @@ def result_of(net: str, each: str) -> Result:
 )
 def test_result_with_worse_items_is_refused_whatever_its_net_error(net: str, each: str, *, is_refused: bool) -> None:
     assert (why_refused(result_of("+5.0", "29.0"), result_of(net, each)) is not None) == is_refused
-
-
-def test_page_tables_need_no_data() -> None:
-    assert {"tutorial", "finetuning", "dgxc", "ibm", "kempner", "own-gpu"} <= WITHOUT_DATA

@@ -49,20 +49,14 @@ def test_scores_equal_predict_for_each_gpu_and_quantity() -> None:
     ]
 
 
-def test_figure_of_several_steps_is_their_sum() -> None:
+def test_sums_strategies_releases_and_kernels_reach_the_prediction() -> None:
     (alone,), _ = score([CASE])
     (epoch,), _ = score([replace(CASE, count=250, further=((STEP, 50.0),))])
     assert epoch.predicted == pytest.approx([300 * end for end in alone.predicted])
-
-
-def test_strategy_and_release_reach_the_prediction() -> None:
     eight = replace(CASE, gpu="8xA100-SXM-80GB", strategy="fsdp", release="2.4")
     (row,), _ = score([eight])
     expected = lp.predict(record(), ["8xA100-SXM-80GB"], strategy="fsdp", release="2.4", history=False)
     assert row.predicted[1] == expected["8xA100-SXM-80GB"].iteration_seconds
-
-
-def test_compiled_step_of_one_gpu_is_faster() -> None:
     (eager, compiled), _ = score([CASE, replace(CASE, kernels=("compile",))])
     assert compiled.predicted[1] < eager.predicted[1]
 
@@ -103,18 +97,17 @@ def test_other_gpus_and_tools_are_compared_on_the_same_step() -> None:
     assert titles["page: time, other tools"].rows[0] == ("tool, as published", "1", "100.0", "100.0", "+100.0")
 
 
-def test_verdicts_count_as_right_by_probability() -> None:
+def test_verdicts_count_by_probability_and_tables_print() -> None:
     fits = Scored(case=replace(CASE, quantity="fits", measured=1), predicted=(0.9, 0.9, 0.9))
     exceeds = Scored(case=replace(CASE, quantity="fits", measured=0), predicted=(0.6, 0.6, 0.6))
     verdicts, _ = (table_of(table) for table in tables("page", [fits, exceeds]))
     assert [row[:3] for row in verdicts.rows] == [("fitted", "1", "100"), ("did not fit", "1", "0"), ("all", "2", "50")]
-
-
-def test_tables_print() -> None:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(*tables("page", [scored_as(0.1)]))
     assert "+10.0" in capture.get()
+    text = strategy_text("fsdp", tensor=8, pipeline=1, micro_batches=1, sequence=True, fp8=None)
+    assert text == "fsdp,tensor=8,micro_batches=1,sequence=true"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +115,3 @@ def test_tables_print() -> None:
 )
 def test_layouts_are_machines_of_eight(count: int, name: str) -> None:
     assert machines("L4", count) == name
-
-
-def test_strategy_leaves_out_degrees_of_one() -> None:
-    text = strategy_text("fsdp", tensor=8, pipeline=1, micro_batches=1, sequence=True, fp8=None)
-    assert text == "fsdp,tensor=8,micro_batches=1,sequence=true"

@@ -27,11 +27,19 @@ def advice() -> lp.Advice:
     return lp.advise(trained(4096), GPUS, iterations=10_000)
 
 
-def test_advice_contains_every_change_by_name(advice: lp.Advice) -> None:
+def test_advice_contains_every_change_once_and_rejects_unknown_effects(advice: lp.Advice) -> None:
     assert set(advice) == set(CHANGES)
     assert advice["bf16-mixed"].words == 'Trainer(precision="bf16-mixed")'
     with pytest.raises(InvalidArgumentError, match="change='bf32' is not known"):
         advice["bf32"]
+    with pytest.raises(InvalidArgumentError, match="allow='maths' is not known; choose among numerics, digits"):
+        lp.advise(trained(8), ["L4"], allow=["maths"])
+    assert advice.chain is not None
+    assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
+    assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
+    careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
+    assert careful.chain is None or careful.chain.names == ("compile",)
+    assert careful["bf16-mixed"].verdict == "faster"  # the change is listed, and its gain left out
 
 
 def test_gain_is_shown_only_with_evidence(advice: lp.Advice) -> None:
@@ -58,15 +66,6 @@ def test_gains_and_savings_are_for_the_first_gpu(advice: lp.Advice) -> None:
     before = advice.before["L4"]
     assert half.seconds == pytest.approx(before.cycle_seconds / half.gain.middle)
     assert half.seconds_saved == pytest.approx(known(before.total_seconds) * (1 - 1 / half.gain.middle))
-
-
-def test_chain_has_one_precision_and_only_allowed_side_effects(advice: lp.Advice) -> None:
-    assert advice.chain is not None
-    assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
-    assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
-    careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
-    assert careful.chain is None or careful.chain.names == ("compile",)
-    assert careful["bf16-mixed"].verdict == "faster"  # the change is listed, and its gain left out
 
 
 def test_text_json_and_loggers_have_the_same_gains(advice: lp.Advice) -> None:
@@ -115,11 +114,6 @@ def test_advice_for_a_profile_is_for_its_own_gpu() -> None:
     assert "capture the same step on the meta device" in (told["compile"].why_not or "")
 
 
-def test_unknown_side_effect_is_rejected() -> None:
-    with pytest.raises(InvalidArgumentError, match="allow='maths' is not known; choose among numerics, digits"):
-        lp.advise(trained(8), ["L4"], allow=["maths"])
-
-
 PROVEN = MeasuredPairs(
     pairs=MIN_PAIRS,
     families=3,
@@ -133,15 +127,12 @@ PROVEN = MeasuredPairs(
 )
 
 
-def test_calibrated_gain_is_a_power_and_its_interval_widens() -> None:
+def test_calibrated_gain_is_a_power_up_to_the_largest_validated_gain() -> None:
     told = PROVEN.calibrated_gain(4.0)
     assert told.middle == pytest.approx(2.0)
     assert math.log(told.high / told.middle) == pytest.approx(0.1 + 0.2 * math.log(2.0))
     assert PROVEN.calibrated_gain(1.0).middle == 1.0
     assert replace(PROVEN, shift=math.log(1.1)).calibrated_gain(4.0).middle == pytest.approx(2.2)
-
-
-def test_power_ends_at_the_largest_validated_gain() -> None:
     # A power of a half up to 2, and the remainder of 4 unchanged: sqrt(2) x 2.
     far = replace(PROVEN, max_validated_gain=2.0)
     assert far.calibrated_gain(4.0).middle == pytest.approx(2 * math.sqrt(2))
@@ -185,29 +176,29 @@ def test_old_torch_releases_have_their_own_evidence() -> None:
     assert calibration_for(change, replace(forward, software={})) is GAIN_CALIBRATION["channels_last infer"]
 
 
-def test_too_few_pairs_are_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(GAIN_CALIBRATION["amp train"], pairs=MIN_PAIRS - 1)
-    monkeypatch.setitem(GAIN_CALIBRATION, "amp train", few)
-    assert calibration_for(CHANGES["bf16-mixed"], trained(8)) is None
-
-
-def test_autocast_steps_have_their_own_evidence_if_available() -> None:
+def test_too_few_pairs_are_no_evidence_and_autocast_steps_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = replace(
         trained(8), operations=tuple(operation for operation in trained(8).operations if operation.phase == "forward")
     )
     plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
     assert calibration_for(CHANGES["compile"], plain) is GAIN_CALIBRATION["compile infer"]
     assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]
+    few = replace(GAIN_CALIBRATION["amp train"], pairs=MIN_PAIRS - 1)
+    monkeypatch.setitem(GAIN_CALIBRATION, "amp train", few)
+    assert calibration_for(CHANGES["bf16-mixed"], trained(8)) is None
 
 
-def test_slow_loader_is_the_first_recommendation() -> None:
-    """A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long."""
+def test_slow_loader_is_recommended_first_and_waits_with_each_batch() -> None:
+    # A step of some milliseconds behind a wait of a quarter of a second; twice the batch waits twice as long.
     told = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"])
     assert known(told.chain).names[0] == "loader"
     before = told.before["L4"]
     assert known(told["loader"].gain).middle == pytest.approx(before.cycle_seconds / before.iteration_seconds)
     batch = told["batch_size"].simulated_gain
     assert 1.0 <= known(batch) < 1.05
+    # The update is all that two batches save: the wait of 0.25 s comes with either.
+    told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])
+    assert 1.0 < known(told["accumulation"].simulated_gain) < 1.02
 
 
 @pytest.mark.parametrize(
@@ -257,12 +248,6 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
     assert "checkpointing" in fitting
     assert "It does not fit in the memory of one L4; it would with" in told
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)
-
-
-def test_each_accumulated_batch_waits_for_the_loader() -> None:
-    """The update is all that two batches save: the wait of 0.25 s comes with either."""
-    told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
-    assert 1.0 < known(told) < 1.02
 
 
 def test_html_folds_changes_that_do_not_apply() -> None:

@@ -128,13 +128,10 @@ def test_padding_rounds_a_vocabulary_up_to_cache_lines() -> None:
     } == {50304}
 
 
-def test_loader_change_removes_waits_from_the_cycle() -> None:
+def test_changes_of_host_and_loader_leave_operations_as_they_are() -> None:
     trace = replace(trained(64), loader_seconds=(0.5, 0.7))
     before, after = (lp.predict(one, ["L4"], history=False)["L4"] for one in (trace, changed("loader", trace)))
     assert before.cycle_seconds - after.cycle_seconds == pytest.approx(0.6)
-
-
-def test_cuda_graphs_change_only_the_host() -> None:
     trace = trained(8)
     graphed, assumptions = CHANGES["cuda_graphs"].apply(trace, Assumptions())
     assert graphed.operations == trace.operations
@@ -172,13 +169,10 @@ def test_inapplicable_change_gives_the_reason(name: str, trace: Trace, on: str, 
         assert words in why_not
 
 
-def test_trace_without_shapes_names_record_shapes() -> None:
+def test_unknown_changes_and_traces_without_shapes_are_refused() -> None:
     trace = profiled(kernel_seconds=1e-3, every=1e-4)
     blind = replace(trace, operations=tuple(replace(operation, inputs=()) for operation in trace.operations))
     assert "record it with record_shapes=True" in (CHANGES["16-mixed"].why_not(blind, None) or "")
-
-
-def test_unknown_change_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match="change='bf32' is not known; choose one of bf16-mixed, 16-mixed"):
         change_named("bf32")
 

@@ -62,15 +62,12 @@ def test_interaction_reads_vectors_once_and_writes_the_input_of_the_top_layers(s
     assert [shape.dims[:4] for shape in shapes[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
 
 
-def test_fused_tables_are_faster(step: Trace) -> None:
-    plain, fused = (
+def test_fused_tables_are_faster_and_need_several_tables(step: Trace) -> None:
+    separate, fused = (
         lp.predict(trace, ["V100-SXM2-32GB"], history=False)["V100-SXM2-32GB"].device_seconds
         for trace in (step, with_fused_tables(step))
     )
-    assert fused < plain
-
-
-def test_fused_tables_need_several_tables(step: Trace) -> None:
+    assert fused < separate
     assert CHANGES["fused_tables"].why_not(step, None) is None
     with torch.device("meta"):
         model, data = nn.Linear(8, 8), torch.empty(4, 8)

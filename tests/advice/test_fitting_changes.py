@@ -117,7 +117,7 @@ def test_step_that_fits_needs_no_change() -> None:
     assert report.ways is None
 
 
-def test_step_whose_weights_do_not_fit_names_adapters() -> None:
+def test_step_whose_weights_do_not_fit_names_adapters_and_4_bits() -> None:
     # 4 x 8 x 16,384 squared parameters, 4 bytes each: 34 GB
     report = known(memory_report(step_of_blocks(width=16_384, samples=1), gpu("RTX-4090")))
     assert report.ways == ()
@@ -125,9 +125,6 @@ def test_step_whose_weights_do_not_fit_names_adapters() -> None:
         "No set of 16 bits, checkpointing, 8-bit optimizer state and a smaller batch fits. Train adapters (LoRA or "
         "QLoRA), or share the model among GPUs (`lightning-predict parallel`)." in report.sentences
     )
-
-
-def test_adapters_whose_frozen_weights_do_not_fit_are_told_of_4_bits() -> None:
     trace = step_of_blocks(width=16_384, samples=1)
     first, *rest = trace.parameters
     frozen = (first, *(replace(parameter, requires_grad=False) for parameter in rest))

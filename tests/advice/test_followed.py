@@ -57,7 +57,7 @@ def captured() -> Trace:
     return trained(256)
 
 
-def test_profile_gets_tensors_and_modules_from_a_capture(captured: Trace) -> None:
+def test_profile_takes_data_flow_from_a_capture_of_the_same_step_only(captured: Trace) -> None:
     profile = as_profiled(captured)
     married = with_data_flow(profile, captured)
     forward = [operation for operation in captured.operations if operation.phase != "optimizer"]
@@ -65,6 +65,13 @@ def test_profile_gets_tensors_and_modules_from_a_capture(captured: Trace) -> Non
     assert [operation.module for operation in married.operations] == [operation.module for operation in forward]
     assert married.kernels == profile.kernels
     assert married.parameters == captured.parameters
+    with pytest.raises(InvalidArgumentError, match=r"only \d+% are in the followed step"):
+        with_data_flow(as_profiled(captured), trained(8))
+    with pytest.raises(InvalidArgumentError, match="holds no results of operations"):
+        with_data_flow(as_profiled(captured), profiled(kernel_seconds=1e-3, every=1e-4))
+    half = in_precision(profiled(kernel_seconds=1e-3, every=1e-4), "float16")
+    dtypes = {tensor.dtype for operation in half.operations for tensor in operation.inputs}
+    assert dtypes == {"float16"}
 
 
 def test_compile_what_if_of_a_profile_needs_a_capture(captured: Trace) -> None:
@@ -105,16 +112,3 @@ def test_measured_memory_scales_with_derived_memory() -> None:
     assert fresh[0].reserved_bytes is None
     assert fresh[1].reserved_bytes is not None
     assert 0 < fresh[1].reserved_bytes < 10**10
-
-
-def test_capture_of_another_step_is_rejected(captured: Trace) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"only \d+% are in the followed step"):
-        with_data_flow(as_profiled(captured), trained(8))
-    with pytest.raises(InvalidArgumentError, match="holds no results of operations"):
-        with_data_flow(as_profiled(captured), profiled(kernel_seconds=1e-3, every=1e-4))
-
-
-def test_profile_in_half_precision_casts_all_activations() -> None:
-    half = in_precision(profiled(kernel_seconds=1e-3, every=1e-4), "float16")
-    dtypes = {tensor.dtype for operation in half.operations for tensor in operation.inputs}
-    assert dtypes == {"float16"}

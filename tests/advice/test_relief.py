@@ -93,14 +93,12 @@ def test_checkpointed_blocks_need_the_memory_of_a_checkpointed_capture(trace: Tr
     assert size > 5 / 6 * 0.7 * reserved(trace) / 2  # of six blocks, one is whole at a time
 
 
-def test_saving_of_half_the_batch_equals_the_difference_of_captures(trace: Trace, report: MemoryReport) -> None:
+def test_savings_equal_captures_are_ranked_and_need_a_known_model(trace: Trace, report: MemoryReport) -> None:
     assert saved(report)[f"a batch of {SAMPLES // 2}"] == reserved(trace) - reserved(captured(samples=SAMPLES // 2))
-
-
-def test_savings_are_ranked_and_below_the_total(report: MemoryReport) -> None:
     sizes = list(saved(report).values())
     assert sizes == sorted(sizes, reverse=True)
     assert all(0.02 * report.breakdown.total_bytes <= size < report.breakdown.total_bytes for size in sizes)
+    assert memory_report(replace(trace, memory=Memory()), gpu("L4")) is None
 
 
 def test_optimizer_state_in_8_bits_saves_three_quarters_and_the_update() -> None:
@@ -140,7 +138,3 @@ def test_report_agrees_in_text_html_and_markdown(report: MemoryReport) -> None:
         assert words in markdown
     assert report.sentences[-1].startswith("Largest batch on the L4: ")
     assert report.as_dict()["savings"] == saved(report)
-
-
-def test_report_needs_a_known_model(trace: Trace) -> None:
-    assert memory_report(replace(trace, memory=Memory()), gpu("L4")) is None

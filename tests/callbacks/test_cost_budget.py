@@ -168,16 +168,7 @@ def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: 
     assert (tmp_path / CHECKPOINT_NAME).exists()
 
 
-def test_it_can_raise(small: Small, tmp_path: Path) -> None:
-    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="raise")
-    model = small.model()
-    with pytest.raises(BudgetExceededError, match=r"CostBudget: .* are used\. Its checkpoint is"):
-        fit(small, tmp_path, budget, model=model)
-    assert model.batches_trained == 1
-    assert (tmp_path / CHECKPOINT_NAME).exists()
-
-
-def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
+def test_exceeded_budget_can_warn_once_or_raise(small: Small, tmp_path: Path) -> None:
     budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn")
     with pytest.warns(LightningPredictWarning, match=r"CostBudget: .* are used\.") as warned:
         model = fit(small, tmp_path, budget)
@@ -185,6 +176,12 @@ def test_it_can_warn_once_and_train_on(small: Small, tmp_path: Path) -> None:
     assert model.batches_trained == 10
     assert budget.stopping_reason is None
     assert not (tmp_path / CHECKPOINT_NAME).exists()
+    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="raise")
+    model = small.model()
+    with pytest.raises(BudgetExceededError, match=r"CostBudget: .* are used\. Its checkpoint is"):
+        fit(small, tmp_path, budget, model=model)
+    assert model.batches_trained == 1
+    assert (tmp_path / CHECKPOINT_NAME).exists()
 
 
 def test_used_allowed_and_forecast_amounts_are_logged(small: Small, tmp_path: Path, time: Clock) -> None:

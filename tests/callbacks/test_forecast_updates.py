@@ -35,19 +35,13 @@ def test_each_part_of_the_host_time_counts(change: dict[str, object]) -> None:
     assert host_time_changed(PREDICTED, WORK, replace(WORK, **change))  # type: ignore[arg-type]
 
 
-def test_finished_batches_are_no_change() -> None:
+def test_finished_batches_short_runs_and_unknown_totals_are_no_change() -> None:
     # Half of the batches are done, and half of the 200 s of waiting.
     before = replace(WORK, loader=Loader(seconds_per_batch=2.0))
     later = replace(before, training=Batches(optimizer_steps=50, batches=50))
     assert not host_time_changed(PREDICTED, before, later)
-
-
-def test_change_of_seconds_is_ignored_in_a_short_run() -> None:
     short = with_total(H100, 10.0)
     brief = Predictions((short,))
     assert not host_time_changed(brief, with_files(0.1), with_files(0.5))  # 40 s more than 10
     assert host_time_changed(brief, with_files(0.1), with_files(0.8))
-
-
-def test_without_a_total_there_is_nothing_to_notice() -> None:
     assert not host_time_changed(Predictions((MINIMAL,)), WORK, with_files(1e6))

@@ -32,11 +32,13 @@ class Careful:
         self.errors.append(error)
 
 
-def test_an_error_goes_to_give_up() -> None:
+def test_errors_of_ours_go_to_give_up_and_hooks_keep_their_names() -> None:
     careful, error = Careful(), ValueError("wrong")
     careful.hook(error, more=1)
     careful.hook(None)
     assert careful.errors == [error]
+    assert Careful.hook.__doc__ == "Does something."
+    assert list(inspect.signature(Careful.hook).parameters) == ["self", "error", "more"]
 
 
 def test_an_error_in_giving_up_is_said_and_goes_no_further(said: list[str]) -> None:
@@ -91,11 +93,6 @@ def test_budget_exceeded_error_is_raised(error: BaseException) -> None:
     with pytest.raises(type(error)):
         careful.hook(error)
     assert careful.errors == []
-
-
-def test_a_hook_keeps_its_name_and_signature() -> None:
-    assert Careful.hook.__doc__ == "Does something."
-    assert list(inspect.signature(Careful.hook).parameters) == ["self", "error", "more"]
 
 
 class UserTimeLimitError(Exception):

@@ -55,33 +55,21 @@ def test_a_run_that_went_to_its_end() -> None:
     }
 
 
-def test_early_end_is_compared_for_its_trained_batches() -> None:
+def test_outcomes_are_compared_for_the_trained_batches_and_the_shown_time() -> None:
     ended = outcome(EXPECTED, seconds=15.0, batches=50)
     assert ended.predicted_seconds == 30.0
     assert "for the 50 of 100 trained batches" in ended.sentence
     assert "50 % less than" in ended.sentence
-
-
-def test_an_unknown_length_is_compared_by_the_batch() -> None:
     unknown = replace(EXPECTED, batches=None, total_seconds=None, shown=None, usd_per_hour=None, gpu=None)
     ended = outcome(unknown, seconds=10.0, batches=20)
     assert ended.predicted_seconds == 20 * 0.5
     assert ended.sentence == "the rest of this run took 10.0 s, 0 % more than the predicted 10.0 s"
     assert ended.record() is None
-
-
-def test_shown_time_is_compared_and_measured_time_is_stored() -> None:
     ended = outcome(replace(EXPECTED, shown=Interval(72.0, 72.0, 72.0)), seconds=72.0, batches=100)
     assert (ended.predicted_seconds, ended.measured_seconds) == (72.0, 60.0)
     record = known(ended.record())
     assert (record.predicted_seconds, record.actual_seconds, record.step_seconds) == (60.0, 72.0, 0.4)
-
-
-def test_nothing_trained_is_nothing_to_compare() -> None:
     assert outcome(EXPECTED, seconds=1.0, batches=0) is None
-
-
-def test_few_batches_are_not_learnt_from_and_not_logged() -> None:
     few, enough = (outcome(EXPECTED, seconds=1.0, batches=count) for count in (MIN_BATCHES - 1, MIN_BATCHES))
     assert few.record() is None
     assert few.metrics() == {}

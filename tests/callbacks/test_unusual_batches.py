@@ -26,12 +26,19 @@ class Slotted:
     targets: Tensor | None = None
 
 
-def test_a_dataclass_with_slots_is_read_like_one_without() -> None:
+def test_slots_and_mappings_of_other_libraries_are_read() -> None:
     assert samples_of(Slotted(torch.zeros(4, 2), torch.zeros(4))) == 4
     shapes = shapes_of(Slotted(torch.zeros(4, 2)))
     assert shapes is not None
     assert ((4, 2), "torch.float32") in shapes
     assert shapes != shapes_of(Slotted(torch.zeros(5, 2)))
+
+    class Encoding(UserDict[str, Tensor]):
+        """As transformers' BatchEncoding."""
+
+    batch = Encoding(input_ids=torch.zeros(2, 9, dtype=torch.int64))
+    assert (samples_of(batch), sequence_length(batch)) == (2, 9)
+    assert shapes_of(batch) == (("input_ids",), ((2, 9), "torch.int64"))
 
 
 class Drawing(dict[str, Any]):
@@ -89,25 +96,15 @@ class DrawsForItsShape:
         return torch.Size((4, 2))
 
 
-def test_random_numbers_continue_after_a_shape_that_draws() -> None:
+def test_random_numbers_continue_after_drawing_shapes_and_are_not_saved_for_plain_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = torch.get_rng_state()
     assert (samples_of([DrawsForItsShape()]), shapes_of([DrawsForItsShape()])) == (4, ((0,), ((4, 2), "None")))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_samples_of_plain_tensors_are_read_without_saved_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     # Saving and restoring them takes 0.1 ms within each timed step.
     monkeypatch.delattr(random, "getstate")
     assert samples_of({"rows": torch.zeros(4, 2), "names": ["a", "b"], "pair": (torch.zeros(4), None)}) == 4
-
-
-def test_mappings_of_other_libraries_are_read() -> None:
-    class Encoding(UserDict[str, Tensor]):
-        """As transformers' BatchEncoding."""
-
-    batch = Encoding(input_ids=torch.zeros(2, 9, dtype=torch.int64))
-    assert (samples_of(batch), sequence_length(batch)) == (2, 9)
-    assert shapes_of(batch) == (("input_ids",), ((2, 9), "torch.int64"))
 
 
 @pytest.mark.parametrize(

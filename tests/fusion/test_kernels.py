@@ -65,38 +65,28 @@ def test_backward_pass_runs_a_cheap_operation_again_instead_of_reading_its_resul
     assert again.arguments == {"operations": ["aten::mul", "aten::tanh", "aten::tanh_backward"]}
 
 
-def test_a_product_stands_alone_and_ends_a_kernel() -> None:
+def test_products_end_kernels_and_views_and_strangers_do_not() -> None:
     operations = compiled(
         trace(*CHAIN, matrix("mm", (4, 5), 6), operation("relu", (6,), 7), operation("mul", (7, 0), 8))
     )
     assert [kernel.name for kernel in operations] == [FUSED, "aten::mm", FUSED]
-
-
-def test_views_do_not_end_a_kernel() -> None:
     view = operation("view", (2,), 2)
     operations = compiled(trace(CHAIN[0], view, *CHAIN[1:]))
     assert sorted(kernel.name for kernel in operations) == ["aten::view", FUSED]
-
-
-def test_neighbours_that_share_nothing_stay_apart() -> None:
     alone = (operation("mul", (0,), 1), operation("tanh", (2,), 3))
     assert compiled(trace(*alone)) == alone
+    operations = (operation("mul_", (0,), 0, "optimizer"), operation("add_", (0,), 0, "optimizer"))
+    assert compiled(trace(*operations)) == operations
+    note = "As torch.compile would run it: 3 point-wise operations in 1 fused kernels."
+    assert fused(trace(*CHAIN)).notes == (note,)
+    unseen = tuple(replace(link, inputs=tuple(replace(t, id=None) for t in link.inputs)) for link in CHAIN)
+    assert compiled(trace(*unseen)) == unseen
 
 
 @pytest.mark.parametrize("name", ["embedding", "index_select", "gather", "upsample_nearest2d", "_embedding_bag"])
 def test_look_ups_are_left_to_their_kernels(name: str) -> None:
     operations = (operation(name, (0,), 1), operation("mul", (1,), 2))
     assert compiled(trace(*operations)) == operations
-
-
-def test_the_optimizer_runs_outside_the_compiled_model() -> None:
-    operations = (operation("mul_", (0,), 0, "optimizer"), operation("add_", (0,), 0, "optimizer"))
-    assert compiled(trace(*operations)) == operations
-
-
-def test_how_much_was_fused_is_said() -> None:
-    note = "As torch.compile would run it: 3 point-wise operations in 1 fused kernels."
-    assert fused(trace(*CHAIN)).notes == (note,)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +101,6 @@ def test_a_step_that_cannot_be_followed_is_refused(wrong: Trace) -> None:
         InvalidArgumentError, match=r"Only an eager step whose tensors were followed can be fused; record"
     ):
         fused(wrong)
-
-
-def test_tensors_without_identity_are_never_fused() -> None:
-    unseen = tuple(replace(link, inputs=tuple(replace(t, id=None) for t in link.inputs)) for link in CHAIN)
-    assert compiled(trace(*unseen)) == unseen
 
 
 def test_a_perceptron_keeps_its_products_and_loses_traffic() -> None:
@@ -239,13 +224,6 @@ def test_rows_that_lie_apart_are_read_three_times() -> None:
     assert names(meta_step(channels, 4, 8, 34, 34)).count(FUSED) == 1
 
 
-def test_siblings_that_read_one_tensor_share_a_kernel() -> None:
-    """As in GPT's GELU: 0.5 x, and 1 + tanh(x), multiplied."""
-    step = (operation("mul", (0,), 1), operation("tanh", (0,), 2), operation("mul", (1, 2), 3))
-    (kernel,) = compiled(trace(*step))
-    assert (numbers(kernel.inputs), numbers(kernel.outputs)) == ([0], [3])
-
-
 def test_a_sum_over_channels_is_read_again() -> None:
     x, means = TensorInfo((4, 8, 64), "float32", id=0), TensorInfo((4, 1, 64), "float32", id=1)
     mean = Operation(name="aten::mean", phase="forward", inputs=(x,), outputs=(means,), arguments={"dim": [1]})
@@ -269,29 +247,31 @@ def test_the_host_calls_compiled_code_once_a_pass() -> None:
     assert 90e-6 < after < 150e-6
 
 
-def test_short_rows_stay_in_one_kernel_and_long_ones_are_read_again() -> None:
+def test_short_rows_losses_and_windows_are_read_once_and_longer_ones_again() -> None:
     short = nn.Sequential(nn.LayerNorm(1024), nn.ReLU())
     (kernel,) = (each for each in compiled(meta_step(short, 64, 1024)) if each.name == FUSED)
     assert kernel.arguments["operations"] == ["aten::native_layer_norm", "aten::relu"]
     long = nn.Sequential(nn.LayerNorm(8192), nn.ReLU())
     assert names(meta_step(long, 64, 8192)) == [FUSED, FUSED]
-
-
-def test_a_mean_loss_reads_its_inputs_once() -> None:
     x, y = TensorInfo((SIZE,), "float32", id=0), TensorInfo((SIZE,), "float32", id=1)
     mean = TensorInfo((), "float32", id=2)
     loss = Operation(name="aten::smooth_l1_loss", phase="forward", inputs=(x, y), outputs=(mean,))
     (kernel,) = compiled(trace(loss))
     (shape,) = translate(kernel, Flags())
     assert shape.dims[:2] == (2 * 4 * SIZE, 4)  # eager mode writes 4 kB between and reads them again
-
-
-def test_small_windows_are_written_by_the_compiler_and_large_ones_are_not() -> None:
     small, large, dilated = nn.AvgPool2d(5), nn.AvgPool2d(6), nn.MaxPool2d(2, dilation=2)
     assert names(meta_step(small, 1, 1, 60, 60)) == [FUSED]
     assert names(meta_step(large, 1, 1, 60, 60)) == ["aten::avg_pool2d"]
     assert names(meta_step(dilated, 1, 1, 60, 60)) == ["aten::max_pool2d_with_indices"]
     assert names(meta_step(nn.MaxPool3d(2), 1, 1, 8, 8, 8)) == ["aten::max_pool3d_with_indices"]
+    # As in GPT's GELU: 0.5 x, and 1 + tanh(x), multiplied.
+    step = (operation("mul", (0,), 1), operation("tanh", (0,), 2), operation("mul", (1, 2), 3))
+    (kernel,) = compiled(trace(*step))
+    assert (numbers(kernel.inputs), numbers(kernel.outputs)) == ([0], [3])
+    # 197 tokens and heads of 64: 197 x 197 x 64 / (2 x 197 x 64 + 197 x 197) = 39 multiplications an element.
+    left, right = TensorInfo((3, 197, 64), "float16", id=0), TensorInfo((3, 64, 197), "float16", id=1)
+    product = replace(operation("bmm", (0, 1), 2), inputs=(left, right))
+    assert compiled(trace(product)) == (product,)
 
 
 def test_compiling_saves_the_measured_share() -> None:
@@ -338,13 +318,6 @@ def test_kernel_that_makes_a_factor_writes_its_padding() -> None:
     assert [tensor.shape for tensor in padded.inputs] == [(2048,), (4096, 1024), (1024, 2048)]
     turned = replace(product, name="aten::mm", inputs=(scaled, weight), arguments={"first_transposed": True})
     assert [padding.name for padding in compiled(trace(relu, turned))[1:-1]] == ["aten::constant_pad_nd"] * 2
-
-
-def test_small_product_is_not_padded() -> None:
-    """197 tokens and heads of 64: 197 x 197 x 64 / (2 x 197 x 64 + 197 x 197) = 39 multiplications an element."""
-    left, right = TensorInfo((3, 197, 64), "float16", id=0), TensorInfo((3, 64, 197), "float16", id=1)
-    product = replace(operation("bmm", (0, 1), 2), inputs=(left, right))
-    assert compiled(trace(product)) == (product,)
 
 
 def test_gradients_of_an_earlier_batch_are_added_outside_of_kernels() -> None:

@@ -48,30 +48,26 @@ def images() -> lp.Trace:
     return step_of(nn.Sequential(*layers), 16, 3, 64, 64)
 
 
-def test_compiled_step_equals_the_what_if_of_compiling(tokens: lp.Trace) -> None:
+def test_compiled_step_equals_its_what_if_and_a_library_calls_no_compiled_code(tokens: lp.Trace) -> None:
     compiled = predict(tokens, kernels="compile")
     assert compiled["L4"].iteration_seconds == what_if("compile", tokens, ["L4"])["L4"].iteration_seconds
     assert compiled["L4"].iteration_seconds < predict(tokens)["L4"].iteration_seconds
     assert "with kernels of compile" in str(compiled)
+    library = predict(tokens, kernels="transformer_engine")["L4"]
+    assert library.device_seconds >= compiled["L4"].device_seconds  # it keeps what the eager step keeps
+    assert library.host_seconds < compiled["L4"].host_seconds
 
 
-def test_library_of_fused_kernels_takes_no_call_of_compiled_code(tokens: lp.Trace) -> None:
-    compiled, library = (predict(tokens, kernels=word)["L4"] for word in ("compile", "transformer_engine"))
-    assert library.device_seconds >= compiled.device_seconds  # it keeps what the eager step keeps
-    assert library.host_seconds < compiled.host_seconds
-
-
-def test_channels_last_equals_the_what_if_of_channels_last(images: lp.Trace) -> None:
+def test_channels_last_equals_its_what_if_and_converts_nothing(images: lp.Trace) -> None:
     laid = predict(images, kernels=["channels_last"])["L4"].iteration_seconds
     assert laid == what_if("channels_last", images, ["L4"])["L4"].iteration_seconds
-
-
-def test_channels_last_converts_nothing_and_says_nothing_of_conversions() -> None:
     with torch.device("meta"):
         model, data = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3)), torch.empty(4, 3, 32, 32)
     trace = lp.capture(lambda: model(data).sum().backward(), precision="bf16-mixed")
     assert any("channels first" in note for note in predict(trace).notes)
     assert not any("channels first" in note for note in predict(trace, kernels="channels_last").notes)
+    with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, as transformers have"):
+        predict(images, kernels="transformer_engine")
 
 
 def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
@@ -176,23 +172,17 @@ def test_gpu_without_the_kernels_that_a_step_assumes_is_predicted_without_them(b
     assert both["L4"].iteration_seconds == seconds(blocks, "", "L4")
 
 
-def test_cuda_graphs_of_a_step_that_assumes_kernels_keep_these(blocks: lp.Trace) -> None:
+def test_cuda_graphs_leave_five_per_cent_of_the_host_and_assumed_kernels(blocks: lp.Trace) -> None:
+    eager, graphed = (predict(blocks, kernels=word)["L4"] for word in ("", "cuda_graphs"))
+    assert graphed.host_seconds == pytest.approx(0.05 * eager.host_seconds, rel=0.05)
+    assert graphed.device_seconds == pytest.approx(eager.device_seconds, rel=1e-3)
     named = replace(blocks, assumed_kernels=("compile",))
     compiled, graphed = predict(named)["L4"], what_if("cuda_graphs", named, ["L4"])["L4"]
     assert graphed.device_seconds == compiled.device_seconds
     assert graphed.host_seconds == pytest.approx(0.05 * compiled.host_seconds)
-
-
-def test_kernels_of_the_strategy_file_leave_a_compiled_step_as_it_is(blocks: lp.Trace) -> None:
     assumed = Assumptions(strategy=Strategy(kernels="compile"))
     assert assumed.of_step(blocks).kernels_applied == ("compile",)
     assert assumed.of_step(replace(blocks, compiled=True)).kernels_applied == ()
-
-
-def test_cuda_graphs_leave_five_per_cent_of_the_host(blocks: lp.Trace) -> None:
-    eager, graphed = (predict(blocks, kernels=word)["L4"] for word in ("", "cuda_graphs"))
-    assert graphed.host_seconds == pytest.approx(0.05 * eager.host_seconds, rel=0.05)
-    assert graphed.device_seconds == pytest.approx(eager.device_seconds, rel=1e-3)
 
 
 def test_compiled_block_shares_no_kernel_with_its_neighbours(blocks: lp.Trace) -> None:
@@ -293,11 +283,6 @@ def test_liger_replaces_norms_and_gated_activations_and_no_gelu_written_out() ->
     assert kernels_of(with_kernels(both, ["compile"])) > 0
     with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, rotary positions, gated activa"):
         predict(gelu, kernels="liger")
-
-
-def test_library_of_transformers_is_refused_for_a_network_of_convolutions(images: lp.Trace) -> None:
-    with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, as transformers have"):
-        predict(images, kernels="transformer_engine")
 
 
 class Captions(nn.Module):

@@ -106,30 +106,21 @@ def test_a_hand_written_page_types_no_accuracy(path: Path) -> None:
     assert set(percentages_typed(path.read_text(encoding="utf-8"))) <= allowed
 
 
-def test_blocks_are_used_and_their_templates_exist() -> None:
-    used = {match[2] for path in hand_written_pages() for match in BLOCK.finditer(path.read_text(encoding="utf-8"))}
-    assert used == {path.stem for path in BLOCKS.glob("*.md")}
-
-
-def test_every_accuracy_page_is_rendered() -> None:
+def test_pages_are_short_rendered_and_use_existing_blocks() -> None:
+    assert len(prose((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")).split()) <= WORDS_OF_THE_PAGE
+    others = [prose(path.read_text(encoding="utf-8")) for path in (ROOT / "docs" / "accuracy").glob("*.md")]
+    assert sum(len(text.split()) for text in others) <= WORDS_OF_THE_OTHERS
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if TEMPLATES not in path.parents]
+    words = {path.name: len(prose(path.read_text(encoding="utf-8")).split()) for path in pages}
+    assert {name: count for name, count in words.items() if count > WORDS_OF_ANY_PAGE} == {}
+    assert len(words) > 30
     docs = ROOT / "docs"
     accuracy = [*docs.glob("accuracy*.md"), *(docs / "accuracy").rglob("*.md"), docs / "many_gpus.md"]
     assert {path.relative_to(docs) for path in accuracy} == {
         path.relative_to(TEMPLATES) for path in TEMPLATE_FILES if path.parent != BLOCKS
     }
-
-
-def test_the_page_is_short_and_the_others_are_tables() -> None:
-    assert len(prose((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")).split()) <= WORDS_OF_THE_PAGE
-    others = [prose(path.read_text(encoding="utf-8")) for path in (ROOT / "docs" / "accuracy").glob("*.md")]
-    assert sum(len(text.split()) for text in others) <= WORDS_OF_THE_OTHERS
-
-
-def test_no_page_is_longer_than_its_reader_has_patience_for() -> None:
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if TEMPLATES not in path.parents]
-    words = {path.name: len(prose(path.read_text(encoding="utf-8")).split()) for path in pages}
-    assert {name: count for name, count in words.items() if count > WORDS_OF_ANY_PAGE} == {}
-    assert len(words) > 30
+    used = {match[2] for path in hand_written_pages() for match in BLOCK.finditer(path.read_text(encoding="utf-8"))}
+    assert used == {path.stem for path in BLOCKS.glob("*.md")}
 
 
 @pytest.mark.parametrize("name", RESULTS)

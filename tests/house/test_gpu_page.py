@@ -24,13 +24,10 @@ def test_page_lists_passed_failed_and_skipped_checks() -> None:
     ]
 
 
-def test_the_file_holds_the_same(tmp_path: Path) -> None:
+def test_facts_are_written_without_the_name_of_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "new" / "facts.json"
     write(FACTS, {"torch": "2.13.0"}, path)
     document = json.loads(path.read_text())
     assert document["machine"] == {"torch": "2.13.0"}
     assert [fact["outcome"] for fact in document["facts"]] == ["holds", "fails", "skipped"]
-
-
-def test_the_machine_is_described_without_its_name() -> None:
     assert {"torch", "python", "system"} <= set(machine())

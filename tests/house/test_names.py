@@ -41,7 +41,4 @@ def homes_of(sources: dict[str, str]) -> dict[str, list[str]]:
 def test_no_public_name_has_two_homes() -> None:
     sources = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     assert homes_of(sources) == {}
-
-
-def test_a_second_home_is_noticed() -> None:
     assert homes_of({"a.py": "class Outcome: ...", "b.py": "Outcome = int"}) == {"Outcome": ["a.py", "b.py"]}

@@ -34,21 +34,15 @@ def test_conda_recipe_has_the_dependencies_of_the_project() -> None:
     assert RECIPE["context"]["version"] == __version__
 
 
-def test_each_file_named_in_notice_is_in_this_checkout() -> None:
+def test_notices_addresses_and_renewals_name_what_exists() -> None:
     named = re.findall(r"lightning_predict/[\w./]+\w", (ROOT / "NOTICE").read_text(encoding="utf-8"))
     assert "lightning_predict/record/named_models/models.json" in named
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def test_prices_and_configurations_renew_themselves() -> None:
     renew = yaml.safe_load((ROOT / ".github" / "workflows" / "renew.yml").read_text(encoding="utf-8"))
     rows = renew["jobs"]["renew"]["strategy"]["matrix"]["include"]
     assert {row["target"] for row in rows} == {"prices", "configurations"}
     targets = re.findall(r"^[\w-]+(?=:)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert [row for row in rows if row["target"] not in targets or not (ROOT / row["path"]).exists()] == []
-
-
-def test_addresses_of_the_project_lead_to_files_of_this_checkout() -> None:
     pages = "\n".join([(ROOT / "README.md").read_text(encoding="utf-8"), *PROJECT["urls"].values()])
     inside = re.findall(r"lightning-predict/lightning-predict/(?:blob|tree)/main/([^\s)#>\"]+)", pages)
     assert len(inside) > 10

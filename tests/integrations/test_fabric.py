@@ -102,12 +102,18 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
     assert caplog.text.count("the loop continues: ZeroDivisionError") == 1
 
 
-def test_an_update_that_cannot_be_noted_goes_on() -> None:
+def test_updates_that_cannot_be_noted_and_other_ranks_only_train() -> None:
     predictor, errors = FabricPredictor(gpus=["T4"]), list[Exception]()
     damaged: Any = SimpleNamespace(add_optimizer=None, give_up=errors.append)
     predictor.run = damaged
     predictor.on_after_optimizer_step(None, object())
     assert [type(error) for error in errors] == [TypeError]
+    predictor = FabricPredictor(gpus=["T4"])
+    other: Any = SimpleNamespace(world_size=2, is_global_zero=False)
+    predictor.on_after_setup(other, None)
+    with predictor:
+        assert list(predictor.batches(range(3))) == [0, 1, 2]
+    assert predictor.run is None
 
 
 def test_what_cannot_work_is_refused() -> None:
@@ -118,12 +124,3 @@ def test_what_cannot_work_is_refused() -> None:
     processes: Any = SimpleNamespace(world_size=2, is_global_zero=False)
     with pytest.raises(InvalidArgumentError, match=r"hours=\.\.\.\) got 2 processes, but only the first would stop"):
         FabricPredictor(hours=1).on_after_setup(processes, None)
-
-
-def test_other_ranks_only_train() -> None:
-    predictor = FabricPredictor(gpus=["T4"])
-    other: Any = SimpleNamespace(world_size=2, is_global_zero=False)
-    predictor.on_after_setup(other, None)
-    with predictor:
-        assert list(predictor.batches(range(3))) == [0, 1, 2]
-    assert predictor.run is None

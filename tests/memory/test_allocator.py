@@ -82,7 +82,7 @@ def test_adjacent_free_blocks_are_merged() -> None:
     assert allocator.reserved_bytes == 100 * MEBIBYTE
 
 
-def test_expandable_segment_reuses_memory_of_growing_requests() -> None:
+def test_expandable_segments_grow_by_pages_and_reuse_memory() -> None:
     reserved = []
     for expandable in (False, True):
         allocator = CachingAllocator(expandable_segments=expandable)
@@ -90,9 +90,6 @@ def test_expandable_segment_reuses_memory_of_growing_requests() -> None:
             allocator.free(allocator.allocate(size * MEBIBYTE))
         reserved.append(allocator.reserved_bytes // MEBIBYTE)
     assert reserved == [40 + 80 + 120, 120]
-
-
-def test_expandable_segments_grow_by_pages() -> None:
     allocator = CachingAllocator(expandable_segments=True)
     allocator.allocate(1)
     assert allocator.reserved_bytes == 2 * MEBIBYTE

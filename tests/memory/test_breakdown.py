@@ -48,11 +48,14 @@ def test_parts_add_up_to_process(trace: Trace) -> None:
     assert found.phase in ("forward", "backward")
 
 
-def test_activations_by_module(trace: Trace) -> None:
+def test_activations_are_listed_by_module_or_unknown_without_tensors(trace: Trace) -> None:
     found = memory_breakdown(trace, gpu("L4"))
     sizes = {part.name: part.bytes for part in known(found).modules}
     assert sizes["0.0"] == sizes["1.0"] == 32 * MEBIBYTE
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+    assert memory_breakdown(replace(trace, memory=Memory()), gpu("L4")) is None
+    unseen = tuple(replace(operation, outputs=()) for operation in trace.operations)
+    assert memory_breakdown(replace(trace, operations=unseen), gpu("L4")) is None
 
 
 def test_report_agrees_with_table_and_folds_blocks(trace: Trace) -> None:
@@ -75,9 +78,3 @@ def test_curve_rises_to_peak_and_falls_in_backward_pass(trace: Trace) -> None:
     assert bars == sorted(bars)
     assert report.need.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
     assert "<polyline" in memory_chart(curve, report.need.capacity_bytes)
-
-
-def test_breakdown_without_tensors_is_none(trace: Trace) -> None:
-    assert memory_breakdown(replace(trace, memory=Memory()), gpu("L4")) is None
-    unseen = tuple(replace(operation, outputs=()) for operation in trace.operations)
-    assert memory_breakdown(replace(trace, operations=unseen), gpu("L4")) is None

@@ -12,9 +12,20 @@ from lightning_predict.record.named_models.names import parse_model_name, shippe
 from lightning_predict.record.named_models.options import StepOptions
 
 
-def test_name_starts_with_a_library() -> None:
+def test_names_have_a_library_and_shipped_configurations_a_source() -> None:
     parsed = parse_model_name("hf:Qwen/Qwen2.5-7B")
     assert (parsed.library, parsed.name, parsed.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
+    entry = shipped("hf", "qwen/qwen2.5-7b-instruct")
+    assert entry.name == "Qwen/Qwen2.5-7B"
+    assert entry.config["num_key_value_heads"] == 4
+    assert entry.url.startswith("https://")
+    assert entry.date >= "2026"
+    models = {model.name for library in ("hf", "diffusers") for model in shipped_models(library).values()}
+    assert len(models) >= 150
+    with pytest.raises(InvalidArgumentError, match=r"with this package\. Otherwise fetch"):
+        shipped("hf", "facebook/musicgen-small")
+    assert StepOptions().numbers().word == "bf16-mixed"
+    assert StepOptions(lora=8).numbers().word == "bf16-true"
 
 
 @pytest.mark.parametrize("text", ["knows-this", "keras:resnet50", "hf:", ""])
@@ -101,35 +112,16 @@ def test_folder_with_a_configuration_is_read(
         assert (parsed.library, parsed.name, parsed.configuration) == (library, name, content)
 
 
-def test_denoiser_of_a_pipeline_is_found(tmp_path: Path) -> None:
+def test_folders_with_a_denoiser_are_found_and_those_without_a_configuration_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"has no config\.json; give that file"):
+        parse_model_name(str(tmp_path))
     (tmp_path / "unet").mkdir()
     (tmp_path / "model_index.json").write_text("{}", encoding="utf-8")
     (tmp_path / "unet" / "config.json").write_text('{"_class_name": "UNet2DModel"}', encoding="utf-8")
     assert parse_model_name(str(tmp_path)).library == "diffusers"
-
-
-def test_folder_without_a_configuration_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"has no config\.json; give that file"):
-        parse_model_name(str(tmp_path))
-
-
-def test_configuration_of_an_unknown_library_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"layers": 3}', encoding="utf-8")
     with pytest.raises(InvalidArgumentError, match="has none of the keys _class_name, model_type, architecture"):
         parse_model_name(str(tmp_path))
-
-
-def test_shipped_configuration_has_source_and_aliases() -> None:
-    entry = shipped("hf", "qwen/qwen2.5-7b-instruct")
-    assert entry.name == "Qwen/Qwen2.5-7B"
-    assert entry.config["num_key_value_heads"] == 4
-    assert entry.url.startswith("https://")
-    assert entry.date >= "2026"
-
-
-def test_every_shipped_configuration_can_be_read() -> None:
-    models = {model.name for library in ("hf", "diffusers") for model in shipped_models(library).values()}
-    assert len(models) >= 150
 
 
 @pytest.mark.parametrize(
@@ -192,11 +184,6 @@ def test_name_of_another_library_is_told_without_the_prefix(prefix: str) -> None
         parse_model_name(f"{prefix}:{name}")
 
 
-def test_another_kind_of_model_is_no_suggestion() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"with this package\. Otherwise fetch"):
-        shipped("hf", "facebook/musicgen-small")
-
-
 def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source() -> None:
     old = {"text": "an older source", "url": "https://example.com", "date": "2026-01-01"}
     rows = {name: {"source": "old", "config": {"hidden_size": 8}} for name in ("a/b", "c/d")}
@@ -231,8 +218,3 @@ def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source
 def test_invalid_options_are_rejected(values: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         StepOptions(**values)  # type: ignore[arg-type]
-
-
-def test_default_precision_is_bf16() -> None:
-    assert StepOptions().numbers().word == "bf16-mixed"
-    assert StepOptions(lora=8).numbers().word == "bf16-true"

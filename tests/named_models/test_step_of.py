@@ -108,7 +108,7 @@ def test_source_has_adapters_and_4_bits_as_variants(gpt2: str) -> None:
     assert not step_of_source(gpt2, replace(options, lora=8, quantization="nf4")).variants
 
 
-def test_note_describes_the_step(gpt2: str) -> None:
+def test_note_describes_the_step_and_checkpointing_repeats_it(gpt2: str) -> None:
     pytest.importorskip("transformers")
     note = lp.step_of(gpt2, batch_size=2, length=64, precision="bf16-true", optimizer="sgd").notes[0]
     # 2 blocks of 12 * 64^2 + 13 * 64, the tables of 500 words and 128 positions, and the last norm
@@ -116,10 +116,6 @@ def test_note_describes_the_step(gpt2: str) -> None:
     assert note == (
         f"{gpt2}: 0.14 M parameters; 2 sequences of 64 tokens; bf16-true; SGD with momentum; configuration as given."
     )
-
-
-def test_checkpointing_repeats_the_forward_pass(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     plain, checkpointed = (lp.step_of(gpt2, length=64, checkpointing=value) for value in (False, True))
     attentions = [
         sum("scaled_dot_product" in one.name and "backward" not in one.name for one in trace.operations)
@@ -341,12 +337,16 @@ def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) 
     assert any(operation.phase == "backward" for operation in trace.operations)
 
 
-def test_length_is_required_and_checked(gpt2: str) -> None:
+def test_unknown_architectures_and_missing_or_long_lengths_are_rejected(gpt2: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=128\."):
         lp.step_of(gpt2)
     with pytest.raises(InvalidArgumentError, match=r"length=129 is beyond the 128 positions of .* with more"):
         lp.step_of(gpt2, length=129)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(GPT2 | {"architectures": ["MineForCausalLM"]}), encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="architectures is 'MineForCausalLM'; expected a class of transform"):
+        lp.step_of(str(file), length=64)
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,14 +358,6 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         lp.step_of("timm:resnet50")
     assert main(["predict", "hf:gpt2", "--length", "127", "--gpus", "T4"]) == 2
     assert "pip install transformers" in capsys.readouterr().err
-
-
-def test_unknown_architecture_is_rejected(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(GPT2 | {"architectures": ["MineForCausalLM"]}), encoding="utf-8")
-    with pytest.raises(InvalidArgumentError, match="architectures is 'MineForCausalLM'; expected a class of transform"):
-        lp.step_of(str(file), length=64)
 
 
 @pytest.mark.parametrize(

@@ -61,17 +61,11 @@ def rest(low: float, middle: float, *, end_seconds: float = 0.0) -> RestOfRun:
     )
 
 
-def test_a_forecast_is_asked_for_after_16_steps_and_whenever_they_have_doubled() -> None:
+def test_forecasts_are_due_after_doubled_steps_three_seconds_or_half_a_minute() -> None:
     run = Run()
     assert [number for number in range(1, 70) if run.batch() == "forecast"] == [16, 32, 64]
-
-
-def test_short_steps_are_waited_for_until_they_span_three_seconds() -> None:
     run = Run()
     assert [number for number in range(1, 70) if run.batch(0.1) == "forecast"] == [30, 60]
-
-
-def test_first_forecast_is_due_after_half_a_minute_or_half_of_the_run() -> None:
     run = Run()
     assert [number for number in range(1, 10) if run.batch(10.0) == "forecast"] == [3, 6]
     run = Run(batches=20)
@@ -80,34 +74,39 @@ def test_first_forecast_is_due_after_half_a_minute_or_half_of_the_run() -> None:
     assert [number for number in range(1, 20) if run.batch() == "forecast"] == [12]
 
 
-def test_the_use_is_judged_from_the_first_batch_on() -> None:
+def test_use_is_judged_from_the_first_batch_warns_once_and_reserves_the_last_validation() -> None:
     run = Run(seconds=0.5)
     assert run.batch() is not None
     assert run.check(None).reason == "1.00 s of 500 ms (hours) are used"
-
-
-def test_eighty_percent_are_said_once_and_then_only_the_end_is_waited_for() -> None:
     run = Run(seconds=10.0)
     asked = [(number, run.check(None).action) for number in range(1, 12) if run.batch() is not None]
     assert [answer for answer in asked if answer[1] != "go on"] == [(8, "warn"), (10, "stop"), (11, "stop")]
-
-
-def test_time_of_the_final_validation_is_reserved() -> None:
     run = Run(seconds=10.0)
     run.watch.set_end_seconds(4.0)
     assert [run.batch() for _ in range(6)][-1] is not None
     verdict = run.check(None)
     assert verdict.action == "stop"
     assert "the final validation takes 4.00 s" in verdict.reason
+    run = Run(seconds=2.0)
+    run.batch(1.0)
+    unknown = RestOfRun(counts=rest(1, 1).counts, workload=Workload(), batch_times=None, run=None, forecast=None)
+    assert run.check(unknown).action == "go on"
+    assert run.watch.forecast is None
 
 
-def test_forecast_is_due_each_minute_after_the_first() -> None:
+def test_forecast_is_due_each_minute_and_each_fiftieth_of_a_limit_from_79_percent_on() -> None:
     run, due = Run(), []
     for number in range(1, 130):
         if run.batch() == "forecast":
             due.append(number)
             run.check(rest(1.0, 1.0))
     assert due == [16, 32, 64, 124, 128]
+    run, due = Run(seconds=99.9), []
+    for number in range(1, 86):
+        if run.batch() == "forecast":
+            due.append(number)
+            run.check(rest(1.0, 1.0))
+    assert due == [16, 32, 64, 79, 81, 83, 85]
 
 
 @pytest.mark.parametrize(
@@ -132,23 +131,6 @@ def test_forecast_stops_a_late_run_that_exceeds_its_budget_even_at_its_best_pace
     verdicts = [run.check(now, rest(best, best), may_end_earlier=may_end_earlier) for _ in range(2)]
     assert [verdict.action for verdict in verdicts] == actions
     assert not may_end_earlier or "Early stopping may end the run sooner" in verdicts[0].reason
-
-
-def test_forecast_is_due_at_each_fiftieth_of_a_limit_from_79_percent_on() -> None:
-    run, due = Run(seconds=99.9), []
-    for number in range(1, 86):
-        if run.batch() == "forecast":
-            due.append(number)
-            run.check(rest(1.0, 1.0))
-    assert due == [16, 32, 64, 79, 81, 83, 85]
-
-
-def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:
-    run = Run(seconds=2.0)
-    run.batch(1.0)
-    unknown = RestOfRun(counts=rest(1, 1).counts, workload=Workload(), batch_times=None, run=None, forecast=None)
-    assert run.check(unknown).action == "go on"
-    assert run.watch.forecast is None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -17,7 +17,7 @@ START = Position(
 )
 
 
-def test_the_clock_runs_from_the_collection_to_the_next_hook() -> None:
+def test_clock_of_files_runs_from_the_collection_to_the_next_hook_without_waits() -> None:
     clock = CheckpointTimer()
     clock.hook_begins(1.0)
     assert (clock.seconds, clock.is_pending) == (None, False)
@@ -25,32 +25,23 @@ def test_the_clock_runs_from_the_collection_to_the_next_hook() -> None:
     assert clock.is_pending
     clock.hook_begins(12.5, waited_seconds=0.5)
     assert (clock.seconds, clock.is_pending) == (2.0, False)
-
-
-def test_two_files_of_one_hook_share_its_time() -> None:
     clock = CheckpointTimer()
     clock.is_collected(0.0)
     clock.is_collected(2.0)
     clock.hook_begins(3.0)
     assert clock.seconds == 1.5
-
-
-def test_a_wait_longer_than_the_file_is_no_time_at_all() -> None:
     clock = CheckpointTimer()
     clock.is_collected(0.0)
     clock.hook_begins(1.0, waited_seconds=9.0)
     assert clock.seconds == 0.0
 
 
-def test_estimated_checkpoint_time_is_size_over_rate() -> None:
+def test_checkpoints_left_add_up_with_the_measured_or_estimated_time() -> None:
     memory = Memory(parameter_bytes=10**9, optimizer_state_bytes=2 * 10**9)
     left = checkpoints_left([CheckpointSchedule(every_epochs=1)], START, seconds=None, memory=memory)
     assert left == Checkpoints(count=3, seconds=6.0, is_estimated=True)  # 3 GB at 0.5 GB/s
     left = checkpoints_left([CheckpointSchedule(every_epochs=1)], START, seconds=7.0, memory=memory)
     assert left == Checkpoints(count=3, seconds=7.0, is_estimated=False)
-
-
-def test_several_add_up_and_one_unknown_makes_all_unknown() -> None:
     epochs, steps = CheckpointSchedule(every_epochs=1), CheckpointSchedule(every_steps=5, files=2)
     assert files_left([epochs, steps], START) == 3 + 2 * 2  # steps 5 and 10 of 12
     assert files_left([epochs, CheckpointSchedule(by_time=True)], START) is None

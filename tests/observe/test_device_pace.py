@@ -35,12 +35,15 @@ def middle(pace: DevicePace) -> float:
     return estimate.mean.middle
 
 
-def test_without_any_measurement_all_cycles_count() -> None:
+def test_steady_cycles_count_from_the_fourth_on_or_all_without_a_measurement() -> None:
     pace = DevicePace()
     assert pace.estimate() is None
     for _ in range(8):
         pace.add(0.5)
     assert (middle(pace), pace.count) == (0.5, 8)
+    for number in range(STEADY_CYCLES):
+        assert pace_of(0.03, [0.04] * number).count == 8
+    assert pace_of(0.03, [0.04] * STEADY_CYCLES).count == STEADY_CYCLES
 
 
 def test_before_any_cycle_the_measured_pace_counts_for_the_batches_behind_it() -> None:
@@ -89,9 +92,3 @@ def test_a_drained_queue_fills_again() -> None:
     for value in cycles(0.01, 0.03, queue=10, count=14):  # the next epoch: the host is ahead once more
         pace.add(value)
     assert middle(pace) == pytest.approx(0.03, rel=0.01)
-
-
-def test_steady_cycles_count_from_the_fourth_on() -> None:
-    for number in range(STEADY_CYCLES):
-        assert pace_of(0.03, [0.04] * number).count == 8
-    assert pace_of(0.03, [0.04] * STEADY_CYCLES).count == STEADY_CYCLES

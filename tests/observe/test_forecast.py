@@ -37,19 +37,19 @@ def middle(rest: RestOfRun) -> float:
     return known(rest.forecast).middle
 
 
-def test_before_a_step_was_timed_there_are_counts_alone() -> None:
+def test_remaining_steps_take_the_measured_time_until_a_limit() -> None:
     rest = RunObserver().rest(FACTS)
     assert (rest.counts.batches, rest.forecast, rest.run) == (80, None, None)
     assert rest.workload.training_iterations == 80
-
-
-def test_remaining_steps_take_the_measured_time() -> None:
     rest = clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0)
     assert known(rest.run).total_seconds == pytest.approx(80.0)
     assert rest.forecast is not None
     assert 60 < rest.forecast.low < 80 < rest.forecast.high < 120
     assert rest.steps == 20
+    rest = clock().rest(replace(FACTS, time_limit_seconds=50.0))
+    assert rest.forecast is not None
+    assert (rest.forecast.middle, rest.forecast.high) == (50.0, 50.0)
 
 
 def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
@@ -65,26 +65,17 @@ def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     assert not clock(wait=0.5, batches=10).rest(FACTS).workload.loader.is_reliable
 
 
-def test_validation_counts_as_the_sanity_check_took() -> None:
+def test_validation_counts_as_its_sanity_check_or_as_forward_passes() -> None:
     position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
     rest = clock(check=0.5).rest(replace(FACTS, position=position, validation_batches=10))
     assert middle(rest) == pytest.approx(80.0 + 2 * 10 * 0.5)
     assert rest.end_seconds == pytest.approx(10 * 0.5)
-
-
-def test_untimed_validation_counts_as_forward_passes() -> None:
     position = replace(FACTS.position, validation=Validation(batches=30, every_batches=50))
     rest, plain = clock().rest(replace(FACTS, position=position)), clock().rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + 2 * 30 / 3)
     assert rest.forecast is not None
     assert rest.forecast.low < known(plain.forecast).middle
     assert rest.forecast.high > 80.0 + 2 * 30
-
-
-def test_a_time_limit_ends_it() -> None:
-    rest = clock().rest(replace(FACTS, time_limit_seconds=50.0))
-    assert rest.forecast is not None
-    assert (rest.forecast.middle, rest.forecast.high) == (50.0, 50.0)
 
 
 def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_and_its_wait() -> None:

@@ -38,16 +38,10 @@ def kept(run: str = "aaaaaaaaaa", **values: object) -> SavedLedger:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def test_a_killed_run_is_continued_from_its_checkpoint_only() -> None:
+def test_only_a_killed_run_of_the_same_process_is_continued_from_its_checkpoint() -> None:
     assert kept().is_continued_by("aaaaaaaaaa")
     assert not kept().is_continued_by("bbbbbbbbbb")
-
-
-def test_a_run_that_ended_is_not_continued() -> None:
     assert not kept(ended=True).is_continued_by("aaaaaaaaaa")
-
-
-def test_a_run_in_another_process_is_not_continued() -> None:
     assert not kept(process=f"{socket.gethostname()}:{os.getppid()}").is_continued_by("aaaaaaaaaa")
     assert kept(process=f"another-machine:{os.getppid()}").is_continued_by("aaaaaaaaaa")
 
@@ -76,17 +70,14 @@ def test_a_job_is_continued_if_it_was_restarted(
     assert not replace(before, ended=True).is_continued_by("bbbbbbbbbb")
 
 
-def test_the_default_name_of_torchrun_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_name_of_torchrun_and_index_of_a_kubernetes_job_are_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    assert jobs_in_use() == {}
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     before = kept(jobs=jobs_in_use())
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setattr(os, "getppid", lambda: 1)  # another torchrun
     assert not before.is_continued_by("bbbbbbbbbb")
-
-
-def test_the_index_of_a_kubernetes_job_is_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
-    assert jobs_in_use() == {}
 
 
 FIRST = "lightning_predict_budget"

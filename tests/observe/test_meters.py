@@ -45,9 +45,13 @@ def t4(processes: int = 1, nodes: int = 1) -> RentedMachine:
 # --- Checks of meters
 
 
-def test_meter_adds_earlier_use_to_use_at_its_rate() -> None:
+def test_meter_adds_earlier_use_and_the_limit_that_stops_comes_first() -> None:
     assert DOLLARS.used(100.0) == 1.0 + 100 * 0.01
     assert DOLLARS.reached_seconds(0.8) == pytest.approx(700.0)  # 8 - 1 dollars at a cent a second
+    tight = Meter(name="hours", limit=1.0, rate=1.0, words=str)
+    verdict = check_forecast([DOLLARS, tight], 100.0, Interval(799.0, 801.0, 2000.0))
+    assert verdict.action == "stop"
+    assert "exceeds the budget of 1.0 (hours; " in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -65,13 +69,6 @@ def test_forecast_warns_by_its_middle_and_stops_by_its_low_end(forecast: Interva
     assert action != "stop" or verdict.reason == (
         "forecast $12.00 ($11.00 to $21.00) exceeds the budget of $10.00 (usd; $2.00 used, 16 min 40 s left)"
     )
-
-
-def test_limit_that_stops_comes_before_one_that_warns() -> None:
-    tight = Meter(name="hours", limit=1.0, rate=1.0, words=str)
-    verdict = check_forecast([DOLLARS, tight], 100.0, Interval(799.0, 801.0, 2000.0))
-    assert verdict.action == "stop"
-    assert "exceeds the budget of 1.0 (hours; " in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -190,15 +187,12 @@ def test_price_comes_from_the_user_then_the_named_offer_then_the_list(
     assert price_rate(terms, machine, [EIGHT]) == Rate(usd_per_hour, source)
 
 
-def test_highest_of_several_listed_prices_counts_with_a_warning() -> None:
+def test_highest_of_several_listed_prices_counts_or_none_with_a_warning() -> None:
     highest = max(offer.usd_per_gpu_hour for offer in offers_for("T4"))
     rate = price_rate(Terms(), t4(2))
     assert rate.per_hour == 2 * highest
     assert str(rate.warning).startswith("T4 prices range from $")
     assert "choose another with offer=... or usd_per_hour" in str(rate.warning)
-
-
-def test_gpu_without_offer_has_no_price() -> None:
     rate = price_rate(Terms(), RentedMachine("P600", gpu="P600"), [EIGHT])
     assert rate == Rate(None, warning="no price of P600 is listed, so usd has no effect; give usd_per_hour")
 

@@ -54,22 +54,16 @@ def test_accumulated_batches_add_up_without_the_waits_between_them() -> None:
     assert window == TimedStep(seconds=2.0, loader_seconds=(2.0,), batches=2, optimizer_steps=1, samples=6)
 
 
-def test_a_window_of_two_optimizers_counts_two_steps() -> None:
+def test_two_optimizers_count_two_steps_and_unknown_sizes_or_pauses_no_samples_or_waits() -> None:
     watch = Watch(is_manual=True)
     for number in range(3):
         window = watch.batch(float(number), number + 0.5, steps=2 * (number + 1))
         assert known(window).optimizer_steps == 2
     assert watch.count.window_size == WindowSize(batches_per_window=1, steps_per_window=2.0)
-
-
-def test_a_batch_of_unknown_size_makes_the_samples_unknown() -> None:
     watch = Watch()
     watch.batch(0.0, 1.0, steps=0, samples=None)
     window = known(watch.batch(1.0, 2.0, steps=1, samples=3))
     assert window.samples is None
-
-
-def test_a_pause_is_not_a_wait_for_the_loader() -> None:
     watch = Watch()
     watch.batch(0.0, 1.0, steps=1)
     watch.timer.pause()
@@ -158,10 +152,18 @@ def test_shares_are_counted_over_whole_periods(windows: str, share: float) -> No
     assert shares == {PLAIN: pytest.approx(1 - share), BOTH: pytest.approx(share)}
 
 
-def test_unrecorded_window_counts_as_the_most_similar_kind() -> None:
+def test_kinds_are_compared_by_graph_and_due_after_their_period() -> None:
     odd = StepKind(batches=1, optimizers=frozenset({0}), nodes=8)
     other = StepKind(batches=2, optimizers=frozenset({1}), nodes=8)
     assert shares_of_kinds([odd, PLAIN, PLAIN, other], [PLAIN]) == {PLAIN: 1.0}
+    # First seen as number 3, it comes every 4 windows or less often: next as number 7 at the earliest.
+    assert not may_be_next(kinds("pppb" + "ppp")[:-1], BOTH)
+    assert may_be_next(kinds("pppb" + "ppp"), BOTH)
+    assert may_be_next(kinds("pppb" + "ppppp"), BOTH)
+    assert may_be_next(kinds("b"), BOTH)
+    # Three windows were timed, one of the last kind: it has nothing to settle against.
+    action = next_action([9.0], windows_timed=3, warmup_steps=3, full_windows_after=99, is_short=False)
+    assert action == "record"
 
 
 @pytest.mark.parametrize("period", range(1, 20))
@@ -172,14 +174,6 @@ def test_a_kind_is_due_when_the_shortest_time_between_two_has_passed(period: int
     assert period == 1 or not may_be_next(windows[:-1], BOTH)
 
 
-def test_a_kind_that_came_once_has_a_period_of_at_least_the_windows_until_then() -> None:
-    # First seen as number 3, it comes every 4 windows or less often: next as number 7 at the earliest.
-    assert not may_be_next(kinds("pppb" + "ppp")[:-1], BOTH)
-    assert may_be_next(kinds("pppb" + "ppp"), BOTH)
-    assert may_be_next(kinds("pppb" + "ppppp"), BOTH)
-    assert may_be_next(kinds("b"), BOTH)
-
-
 def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
     few = [StepKind(batches=1, nodes=count) for count in range(MAX_NODE_COUNTS)]
     assert merge_varying_kinds(few) == few
@@ -188,9 +182,3 @@ def test_graphs_that_vary_with_the_data_are_one_kind() -> None:
         StepKind(batches=2, nodes=99),
         None,
     ]
-
-
-def test_window_is_compared_with_its_own_kind_only() -> None:
-    # Three windows were timed, one of the last kind: it has nothing to settle against.
-    action = next_action([9.0], windows_timed=3, warmup_steps=3, full_windows_after=99, is_short=False)
-    assert action == "record"

@@ -169,7 +169,17 @@ def test_on_a_gpu_a_block_that_waits_once_comes_before_the_recording() -> None:
     assert len(loop.sessions) == 1
 
 
-def test_within_a_block_nothing_waits_for_the_device() -> None:
+def test_blocks_run_accumulated_batches_without_a_wait_unless_the_run_is_short() -> None:
+    loop = Loop(device_seconds=3.0, accumulates=4)
+    traces = [loop.batch(1.0, loader=0.0) for _ in range(4 * (2 + 2 + 1))]
+    trace = known(traces[-1])
+    assert (trace.running_step_seconds, trace.running_steps, trace.batches) == (12.0, 2, 4)
+    assert trace.host_seconds_unprofiled == (4.0,)
+    short = Loop(device_seconds=3.0)
+    traces = [short.batch(1.0, loader=0.0, full_windows_after=33 - number) for number in range(3)]
+    trace = known(traces[-1])
+    assert trace.running_step_seconds is None
+    assert trace.host_seconds_unprofiled == (1.0,)
     loop = Loop(device_seconds=3.0)
     for _ in range(2):
         loop.batch(1.0, loader=0.0)
@@ -177,22 +187,6 @@ def test_within_a_block_nothing_waits_for_the_device() -> None:
     for _ in range(8):
         loop.batch(1.0, loader=0.0)
     assert loop.clock.readings == before + 2  # as it begins, and at its end
-
-
-def test_accumulated_batches_run_in_the_block_without_a_wait() -> None:
-    loop = Loop(device_seconds=3.0, accumulates=4)
-    traces = [loop.batch(1.0, loader=0.0) for _ in range(4 * (2 + 2 + 1))]
-    trace = known(traces[-1])
-    assert (trace.running_step_seconds, trace.running_steps, trace.batches) == (12.0, 2, 4)
-    assert trace.host_seconds_unprofiled == (4.0,)
-
-
-def test_a_run_that_is_short_has_no_block() -> None:
-    short = Loop(device_seconds=3.0)
-    traces = [short.batch(1.0, loader=0.0, full_windows_after=33 - number) for number in range(3)]
-    trace = known(traces[-1])
-    assert trace.running_step_seconds is None
-    assert trace.host_seconds_unprofiled == (1.0,)
 
 
 def test_a_block_that_something_breaks_is_tried_once_more() -> None:
@@ -246,46 +240,30 @@ def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
     assert loop.sessions[0].events == ["start", "stop", "start", "stop"]
 
 
-def test_a_step_that_is_slow_to_settle_is_waited_for() -> None:
+def test_slow_steps_and_uncounted_optimizers_are_waited_for() -> None:
     loop = Loop()
     assert [loop.batch(seconds) for seconds in (1.0, 3.0, 1.0)] == [None] * 3
     assert loop.batch(1.0) is not None
-
-
-def test_uncounted_optimizers_are_counted_by_the_session() -> None:
     loop = Loop(accumulates=10**6, is_manual=True)
     traces = [loop.batch(1.0) for _ in range(16 + 3)]
     assert traces[-1] is not None
     assert traces[-1].optimizer_steps == -1
 
 
-def test_a_batch_that_never_ends_is_not_recorded() -> None:
-    loop = Loop()
-    loop.batch(1.0)
-    loop.batch(1.0)
-    loop.start()
-    trace = loop.batch(1.0)  # The epoch was left; this batch belongs to the next.
-    assert [session.events for session in loop.sessions] == [["start", "stop"], ["start", "stop"]]
+def test_recording_ends_with_a_batch_that_never_ends_a_pause_or_a_stop() -> None:
+    left, paused, stopped = Loop(), Loop(), Loop()
+    for loop in (left, paused, stopped):
+        loop.batch(1.0)
+        loop.batch(1.0)
+        loop.start()
+    trace = left.batch(1.0)  # The epoch was left; this batch belongs to the next.
+    assert [session.events for session in left.sessions] == [["start", "stop"], ["start", "stop"]]
     assert known(trace).recorder == "session 1"
-
-
-def test_a_pause_ends_a_batch_that_never_ends() -> None:
-    loop = Loop()
-    loop.batch(1.0)
-    loop.batch(1.0)
-    loop.start()
-    loop.recorder.pause()
-    assert loop.sessions[0].events == ["start", "stop"]
-
-
-def test_stopping_ends_the_recording() -> None:
-    loop = Loop()
-    loop.batch(1.0)
-    loop.batch(1.0)
-    loop.start()
-    loop.recorder.stop()
-    loop.recorder.stop()
-    assert loop.sessions[0].events == ["start", "stop"]
+    paused.recorder.pause()
+    assert paused.sessions[0].events == ["start", "stop"]
+    stopped.recorder.stop()
+    stopped.recorder.stop()
+    assert stopped.sessions[0].events == ["start", "stop"]
 
 
 def recorded(loop: Loop) -> int:
@@ -293,7 +271,7 @@ def recorded(loop: Loop) -> int:
     return len(loop.sessions)
 
 
-def test_an_update_that_a_gradient_scaler_skips_is_recorded_again() -> None:
+def test_skipped_updates_are_recorded_again_and_unseen_ones_taken_as_they_are() -> None:
     loop = Loop(optimizers=1)
     assert [loop.batch(1.0, due=[0]) for _ in range(2)] == [None, None]
     # Due, but not made: the gradients were not finite.
@@ -301,9 +279,6 @@ def test_an_update_that_a_gradient_scaler_skips_is_recorded_again() -> None:
     trace = known(loop.batch(1.0, due=[0], seen=[0]))
     assert trace.recorder == "session 1"
     assert trace.other_steps == ()
-
-
-def test_updates_that_are_never_seen_are_taken_as_they_are() -> None:
     # A wrapper that torch's hooks do not see: after four rejected windows the fifth counts.
     loop = Loop(optimizers=1)
     traces = [loop.batch(1.0, due=[0], seen=[]) for _ in range(2 + 4 + 1)]
@@ -380,7 +355,7 @@ def test_recorder_of_long_windows_is_not_quiet() -> None:
     assert loop.recorder.is_idle
 
 
-def test_waiting_ends_with_the_run() -> None:
+def test_waiting_ends_with_the_run_and_returns_the_trace() -> None:
     loop = Loop(optimizers=2)
     traces = [loop.batch(1.0, due=[0], full_windows_after=7 - number) for number in range(8)]
     assert [number for number, trace in enumerate(traces) if trace is not None] == [7]
@@ -388,9 +363,6 @@ def test_waiting_ends_with_the_run() -> None:
     assert traces[7].notes == (
         "Optimizer 1 (object) made no update in the first 8 batches. Its time and memory are not included.",
     )
-
-
-def test_trace_is_returned_if_training_ends_early() -> None:
     loop = Loop(optimizers=2)
     for _ in range(4):
         loop.batch(1.0, due=[0])
@@ -427,16 +399,10 @@ class ValidationLoop:
         return self.recorder.trace()
 
 
-def test_the_second_validation_batch_is_recorded() -> None:
+def test_validation_is_recorded_in_its_second_or_only_batch_unless_it_may_compile() -> None:
     trace = known(ValidationLoop().run(2))
     assert (trace.samples, trace.batches, trace.optimizer_steps, trace.step_seconds) == (8, 1, 0, ())
-
-
-def test_the_only_validation_batch_is_recorded() -> None:
     assert ValidationLoop().run(1) is not None
-
-
-def test_but_not_where_it_may_compile() -> None:
     loop = ValidationLoop(records_first=False)
     assert loop.run(1) is None
     assert not loop.recorder.is_done

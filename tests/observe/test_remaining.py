@@ -42,42 +42,34 @@ def simulated(position: Position) -> tuple[int, int, int]:
     return batches, windows, validations
 
 
-def test_epochs() -> None:
+def test_epochs_and_steps_limit_the_batches_or_nothing_does() -> None:
     left = at()
     assert (left.batches, left.windows, left.windows_per_epoch) == (3 * 4, 12, 4)
     assert left.validation_batches == 0
     assert not left.at_most
-
-
-def test_max_steps() -> None:
     # 10 optimizer steps over epochs of 4 batches: 2 epochs and a half.
     assert at(max_epochs=None, max_steps=10).batches == 10
     assert at(max_epochs=None, max_steps=10, epoch=1, batches_done=1, optimizer_steps_done=5).windows == 5
-
-
-def test_no_limit_is_unknown() -> None:
     left = at(max_epochs=None)
     assert left.batches is left.windows is left.full_windows is None
     assert left.windows_per_epoch == 4
+    # 10 optimizer steps are 5 batches of a GAN.
+    assert at(max_epochs=None, max_steps=10, steps_per_window=2.0).windows == 5
+    assert at(max_epochs=None, max_steps=10, steps_per_window=2.0, optimizer_steps_done=4).windows == 3
+    assert at(may_end_earlier=True).at_most
 
 
-def test_accumulation_counts_windows_and_the_short_one_at_the_end_of_an_epoch() -> None:
+def test_accumulation_counts_short_windows_at_the_end_of_an_epoch() -> None:
     # Epochs of 4 batches in windows of 3: one of 3 and one of 1.
     left = at(max_epochs=2, accumulation={0: 3})
     assert (left.batches, left.windows, left.full_windows, left.windows_per_epoch) == (8, 4, 2, 2)
     # Windows alike in each epoch are counted as they come, the short ones, too: not as 8 batches in windows of 3.
     position = replace(START, max_epochs=2, accumulation={0: 3})
     assert workload(left, position, batches_per_window=3, samples=24).training_iterations == 4
-
-
-def test_an_epoch_shorter_than_accumulation_is_one_window() -> None:
     position = replace(START, accumulation={0: 10})
     assert position.batches_per_window == 4
     assert not position.next_window_is_short
     assert remaining(position).windows == remaining(position).full_windows == 3
-
-
-def test_short_windows_are_known_beforehand() -> None:
     position = replace(START, accumulation={0: 3}, batches_done=3)
     assert position.next_window_is_short
     assert not replace(position, batches_done=0).next_window_is_short
@@ -94,12 +86,6 @@ def test_accumulation_that_changes_between_epochs() -> None:
     )
 
 
-def test_two_optimizers_a_batch() -> None:
-    # 10 optimizer steps are 5 batches of a GAN.
-    assert at(max_epochs=None, max_steps=10, steps_per_window=2.0).windows == 5
-    assert at(max_epochs=None, max_steps=10, steps_per_window=2.0, optimizer_steps_done=4).windows == 3
-
-
 def test_a_loader_without_length() -> None:
     endless = {"batches_per_epoch": None}
     assert at(**endless).windows is None  # max_epochs=2 and an unknown length
@@ -109,10 +95,6 @@ def test_a_loader_without_length() -> None:
     assert at(**endless, max_epochs=2, max_steps=5).at_most
     assert at(**endless, max_epochs=None).windows is None
     assert at(**endless, max_epochs=None, max_steps=5, accumulation={0: 2}).batches == 10
-
-
-def test_early_stopping_makes_it_at_most() -> None:
-    assert at(may_end_earlier=True).at_most
 
 
 def validated(
@@ -137,9 +119,10 @@ def validated(
     ).validation_batches
 
 
-def test_validation_after_the_batch_that_is_done() -> None:
+def test_validation_counts_after_the_batch_that_is_done_and_in_streams() -> None:
     assert validated(batches_done=4) == 30  # The one of this epoch still remains ...
     assert validated(batches_done=4, is_due=False) == 20  # ... and here it has run.
+    assert validated(batches_per_epoch=None, max_epochs=None, max_steps=9, every_batches=4) == 20
 
 
 @pytest.mark.parametrize(
@@ -154,10 +137,6 @@ def test_validation_after_the_batch_that_is_done() -> None:
 )
 def test_validation_that_cannot_be_known(options: dict[str, Any]) -> None:
     assert validated(**options) is None
-
-
-def test_validation_of_a_stream_every_k_batches() -> None:
-    assert validated(batches_per_epoch=None, max_epochs=None, max_steps=9, every_batches=4) == 20
 
 
 def test_workload_has_the_inputs_of_a_prediction() -> None:

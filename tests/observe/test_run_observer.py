@@ -51,13 +51,10 @@ class Fit:
         return known(times)
 
 
-def test_before_a_step_was_timed_nothing_is_known() -> None:
+def test_steps_and_waits_are_timed_from_the_first_batch_on_but_recorded_ones_are_not() -> None:
     assert RunObserver().batch_times(batches_per_window=1) is None
     assert RunObserver().validation.times() is None
     assert RunObserver().training_seconds == 0.0
-
-
-def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
     fit = Fit()
     for seconds in (9.0, 2.0, 2.0):
         fit.batch(seconds)
@@ -65,9 +62,6 @@ def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
     assert (times.step_seconds, times.wait_seconds) == (2.0, 0.25)
     assert (times.values, times.waits) == (3, 2)  # the first batch was not waited for
     assert fit.clock.training_seconds == 9.0 + 2.0 + 2.0 + 2 * 0.25
-
-
-def test_recorded_batch_and_the_wait_after_it_do_not_count() -> None:
     fit = Fit()
     for number in range(6):
         fit.batch(50.0 if number == 3 else 1.0, wait=30.0 if number == 4 else 0.25, is_recorded=number == 3)

@@ -44,15 +44,12 @@ def test_at_half_of_the_run_it_is_five_percent_off() -> None:
     assert statistics.median(abs(score.error) for score in at("50 %", unseen())) <= 0.05
 
 
-def test_the_intervals_hold_and_are_no_wider_than_they_must_be() -> None:
+def test_intervals_hold_to_the_end_and_are_no_wider_than_they_must_be() -> None:
     every = [score for of_run in named().values() for score in of_run]
     assert statistics.mean(score.holds for score in every) >= 0.85
     assert statistics.mean(score.holds for score in unseen()) >= 0.85
     assert statistics.median(score.width for score in at("16 steps")) <= 1.6
     assert statistics.median(score.width for score in at("50 %")) <= 1.25
-
-
-def test_the_intervals_hold_to_the_end_of_the_run() -> None:
     # The fewer batches are left, the more their own mean varies: as if only its past were unknown, 67 of 100 held.
     assert statistics.mean(score.holds for score in at("90 %", unseen())) >= 0.8
 

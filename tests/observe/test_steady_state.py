@@ -19,21 +19,13 @@ def believed(values: list[float], **options: int) -> MeanEstimate:
     return known(estimate)
 
 
-def test_nothing_seen_is_nothing_believed() -> None:
+def test_slow_beginnings_are_left_out_and_falling_values_are_not_settled() -> None:
     assert TimingSamples().estimate() is None
-
-
-def test_the_first_value_is_left_out_where_there_is_another() -> None:
     assert believed([9.0]).mean.middle == 9.0
     assert believed([9.0, 2.0]).mean.middle == 2.0
-
-
-def test_a_slow_beginning_is_left_out_however_long_it_is() -> None:
     assert believed([9.0, 3.0, 2.0, 2.0, *[1.0] * 12]).mean.middle == pytest.approx(1.0)
     assert believed([2.0] * 20 + [1.0] * 20).mean.middle == pytest.approx(1.0, rel=0.05)
-
-
-def test_values_that_still_fall_are_not_settled_and_may_fall_further() -> None:
+    assert estimate_mean([0.25] * 7).mean.middle == statistics.fmean([0.25] * 7)
     falling = [1.0 + 0.9**number for number in range(12)]  # to 1
     mean = believed(falling)
     assert not mean.is_settled
@@ -50,42 +42,30 @@ def test_noise_may_hide_a_fall_which_the_low_end_admits() -> None:
     assert first.mean.low < other.mean.low - 0.005
 
 
-def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
+def test_slow_values_count_half_once_and_whole_twice_periodic_or_rare() -> None:
     once, twice = [1.0] * 21, [1.0] * 21
     once[10] = twice[5] = twice[12] = 11.0
     assert believed(once).mean.middle == pytest.approx(1 + 10 / 20 / 2)
     assert believed(once).mean.low < 1.0  # it may never come again
     assert believed(twice).mean.middle == pytest.approx(1 + 2 * 10 / 20)
-
-
-def test_periodic_slow_values_count_by_their_period() -> None:
     values = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     for number in (45, 49, 50, 55):
         mean = believed(values[:number]).mean
         assert mean.middle == pytest.approx(1.4)
         # It comes once in ten, or in nine to eleven, and by as much as values themselves scatter less or more.
         assert mean.low > 1.3
-
-
-def test_overdue_event_is_not_periodic() -> None:
     # Three slow ones, two and one apart, and none in the 40 that follow: three of 44, not two of three.
     values = [1.0, 1.0, 3.0, 1.0, 3.0, 3.0, *[1.0] * 40]
     assert believed(values).mean.middle == pytest.approx(1 + 2 * 3 / 45, rel=0.01)
-
-
-def test_rare_event_may_still_follow() -> None:
     # 16 alike: one in 25 that takes ten times as long would make 1.36.
     assert believed([1.0] * 17).mean.contains(1.35)
     assert not believed([1.0] * 400).mean.contains(1.1)
 
 
-def test_batches_of_a_window_are_one_value_together() -> None:
+def test_batches_of_a_window_or_of_workers_are_one_value_together() -> None:
     # Windows of 1 + 1 + 1 + 3 s: 1.5 s a batch, without a spread.
     values = [1.0, 1.0, 1.0, 3.0] * 8
     assert believed(values, group_size=4).mean.middle == 1.5
-
-
-def test_what_workers_hand_over_together_is_one_value_from_the_first_turn_on() -> None:
     # Two workers, a second for each batch: every other wait takes it, and half a second is the mean.
     assert believed([0.0, 1.0, 0.0], group_size=2, min_groups=1).mean.middle == 0.5
     assert believed([0.0, 1.0, 0.0]).mean.middle < 0.5
@@ -145,7 +125,3 @@ def test_the_ends_lie_around_the_middle_and_a_unit_changes_nothing(values: list[
     assert min(values) * 0.2 <= first.mean.middle <= max(values) * 1.001
     assert first.values == other.values
     assert other.mean.middle == pytest.approx(unit * first.mean.middle)
-
-
-def test_alike_values_are_believed_to_be_what_they_are() -> None:
-    assert estimate_mean([0.25] * 7).mean.middle == statistics.fmean([0.25] * 7)

@@ -48,15 +48,12 @@ def test_composites_are_replaced_by_their_parts() -> None:
     assert summary(selected) == [("aten::convolution", 2)]
 
 
-def test_composite_that_launches_kernels_is_an_operation() -> None:
+def test_fused_composites_are_operations_and_only_a_maximum_of_two_tensors_is_taken_apart() -> None:
     # RMS normalisation is taken apart on the CPU and fused on CUDA.
     selected = select(op("aten::_fused_rms_norm", 0, 20), op("aten::empty", 1, 2), *kernel(5, 1))
     assert summary(selected) == [("aten::_fused_rms_norm", 1)]
     parts = select(op("aten::_fused_rms_norm", 0, 20), op("aten::pow", 1, 5), op("aten::mean", 8, 5))
     assert summary(parts) == [("aten::pow", 0), ("aten::mean", 0)]
-
-
-def test_only_maximum_of_two_tensors_is_a_composite() -> None:
     found = select(op("aten::max", 0, 9), op("aten::maximum", 1, 5), op("aten::max", 10, 9), op("aten::empty", 11, 2))
     assert summary(found) == [("aten::maximum", 0), ("aten::max", 0)]
 

@@ -158,10 +158,12 @@ def test_lightning_precision_casts_on_meta() -> None:
     ]
 
 
-def test_autocast_is_stored_and_restored() -> None:
+def test_autocast_is_stored_restored_and_torchs_own_on_the_cpu() -> None:
     trace = capture(linear_step(), precision="bf16-mixed")
     assert trace.flags.autocast_dtype == "bfloat16"
     assert not torch.is_autocast_enabled("cpu")
+    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
+    assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
 
 
 def test_autocast_inside_the_step_applies_on_meta() -> None:
@@ -322,25 +324,14 @@ def test_16_bit_attention_is_recorded_alike_on_every_device(dtype: torch.dtype, 
     assert [phase for _, phase, _, _ in attentions["meta"]] == ["forward", "backward"]
 
 
-def test_operation_banned_under_autocast_is_rejected() -> None:
+def test_unknown_precisions_and_banned_operations_are_rejected() -> None:
     rates = torch.full((4,), 0.5, device="meta")
     with pytest.raises(CaptureError, match="binary_cross_entropy cannot run under autocast on CUDA; use"):
         capture(lambda: functional.binary_cross_entropy(rates, rates), precision="16-mixed")
-
-
-def test_precision_that_differs_from_the_model_is_rejected() -> None:
     with pytest.raises(CaptureError, match=r"'bf16-true' means parameters in bfloat16, .* some in float32; make the"):
         capture(linear_step(), precision="bf16-true")
-
-
-def test_unknown_precision_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="precision='fp4' is not known; expected one of bf16-mixed"):
         capture(linear_step(), precision="fp4")
-
-
-def test_cpu_step_uses_torchs_autocast() -> None:
-    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
-    assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
 
 
 @pytest.mark.parametrize(("reentrant", "again"), [(True, 2), (False, 1)])

@@ -52,7 +52,7 @@ def test_dtypes_have_torchs_names(kind: str, dtype: str) -> None:
     assert tensors_of(call("aten::relu", [[2]], [kind])) == (TensorInfo((2,), dtype),)
 
 
-def test_list_of_tensors_takes_its_dtype_from_the_call() -> None:
+def test_tensors_of_lists_take_the_dtype_of_the_call_or_of_the_recorder() -> None:
     lstm = call("aten::lstm", [[3, 2, 4], [[1, 2, 5], [1, 2, 5]]], ["c10::Half", "TensorList"])
     expected = [((3, 2, 4), "float16"), ((1, 2, 5), "float16"), ((1, 2, 5), "float16")]
     assert [(tensor.shape, tensor.dtype) for tensor in tensors_of(lstm)] == expected
@@ -60,6 +60,11 @@ def test_list_of_tensors_takes_its_dtype_from_the_call() -> None:
     listed = call("aten::_foreach_mul_", [[[4], [5]], []], ["TensorList", "Scalar"], children=(inner,))
     assert {tensor.dtype for tensor in tensors_of(listed)} == {"bfloat16"}
     assert {tensor.dtype for tensor in tensors_of(call("aten::cat", [[[4], [5]]], ["TensorList"]))} == {"float32"}
+    listed = call("aten::cat", [[[4], [5]], []], ["TensorList", "Scalar"], ["", "0"])
+    rows = [[[[4], "bfloat16", 3, "cuda"], [[5], "bfloat16", 4, "cuda"]], []]
+    listed.details = {**listed.details, RECORDED_TENSORS: rows}
+    assert tensors_of(listed) == (TensorInfo((4,), "bfloat16", 3, "cuda"), TensorInfo((5,), "bfloat16", 4, "cuda"))
+    assert arguments_of(listed) == {"dim": 0}
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,3 @@ def test_attention_has_the_dtype_in_which_it_computes() -> None:
         "attn_mask": False,
         "compute_dtype": "float16",
     }
-
-
-def test_tensors_added_by_a_recorder_are_used() -> None:
-    listed = call("aten::cat", [[[4], [5]], []], ["TensorList", "Scalar"], ["", "0"])
-    rows = [[[[4], "bfloat16", 3, "cuda"], [[5], "bfloat16", 4, "cuda"]], []]
-    listed.details = {**listed.details, RECORDED_TENSORS: rows}
-    assert tensors_of(listed) == (TensorInfo((4,), "bfloat16", 3, "cuda"), TensorInfo((5,), "bfloat16", 4, "cuda"))
-    assert arguments_of(listed) == {"dim": 0}

@@ -86,9 +86,14 @@ def test_measured_step_has_only_a_note_on_compile_time() -> None:
     )
 
 
-def test_compiled_step_without_kernels_is_noted_as_incomplete() -> None:
+def test_compiled_steps_without_kernels_and_gpus_of_other_vendors_are_noted() -> None:
     (note,) = code_path_notes(replace(trace(PRODUCT), compiled=True))
     assert note.startswith("The compiled step was recorded without its kernels: matmuls and convolutions are predicted")
+    step = replace(trace(), device="cuda", gpu_reported_name="AMD Radeon Graphics 42", step_seconds=(0.1,))
+    assert unknown_gpu_note(step) == (
+        "Recorded on AMD Radeon Graphics 42, which is not NVIDIA's. Its 0 measured kernels are ignored: all times "
+        "are predicted from shapes. Only its measured step is known of this GPU."
+    )
 
 
 @pytest.mark.parametrize(("precision", "is_noted"), [("16-true", True), ("16-mixed", False), ("bf16-true", False)])
@@ -101,14 +106,6 @@ def test_float16_weights_of_batch_norms_are_noted(precision: str, *, is_noted: b
     step = lp.capture(lambda: model(images).float().sum().backward(), precision=precision)
     notes = lp.predict(step, ["T4"], history=False).notes
     assert any("Batch norms with float16 weights" in note for note in notes) is is_noted
-
-
-def test_gpu_of_another_vendor_is_noted() -> None:
-    step = replace(trace(), device="cuda", gpu_reported_name="AMD Radeon Graphics 42", step_seconds=(0.1,))
-    assert unknown_gpu_note(step) == (
-        "Recorded on AMD Radeon Graphics 42, which is not NVIDIA's. Its 0 measured kernels are ignored: all times "
-        "are predicted from shapes. Only its measured step is known of this GPU."
-    )
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,19 @@ def test_recurrent_layer_is_one_operation_per_pass(layer: nn.RNNBase, name: str,
     assert parts.isdisjoint(names(operations))
 
 
-def test_packed_sequence_is_marked() -> None:
+def test_packed_sequences_are_marked_and_rms_norm_is_one_operation() -> None:
     layer = nn.GRU(4, 3)
     packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(5, 2, 4), torch.tensor([5, 3]))
     whole = [o for o in operations_of(lambda: layer(packed)) if o.name == "aten::gru"]
     assert whole[0].arguments["packed"] is True
     assert whole[0].inputs[0].shape == (8, 4)  # 5 + 3 steps
     assert whole[0].inputs[1].shape == (5,)
+    norm = nn.RMSNorm(8)
+    whole = [o for o in operations_of(lambda: norm(torch.zeros(2, 8)).sum().backward()) if "rms" in o.name]
+    assert names(whole) == ["aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"]
+    assert whole[0].arguments == {"normalized_shape": [8]}
+    assert [tensor.shape for tensor in whole[0].inputs] == [(2, 8), (8,)]
+    assert [tensor.shape for tensor in whole[1].inputs] == [(2, 8), (2, 8), (8,)]  # with the gradient
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -174,15 +180,6 @@ def test_gradient_of_a_residual_around_a_whole_norm_is_added_once(device: str) -
     # The product with 2 reads the sum; the gradient of the norm alone is no longer needed
     scaled = next(one for one in backward[backward.index(total) :] if one.name == "aten::mul")
     assert scaled.inputs[0] == total.outputs[0]
-
-
-def test_rms_norm_is_one_operation() -> None:
-    norm = nn.RMSNorm(8)
-    whole = [o for o in operations_of(lambda: norm(torch.zeros(2, 8)).sum().backward()) if "rms" in o.name]
-    assert names(whole) == ["aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"]
-    assert whole[0].arguments == {"normalized_shape": [8]}
-    assert [tensor.shape for tensor in whole[0].inputs] == [(2, 8), (8,)]
-    assert [tensor.shape for tensor in whole[1].inputs] == [(2, 8), (2, 8), (8,)]  # with the gradient
 
 
 def test_second_backward_pass_through_attention_is_recorded() -> None:

@@ -29,7 +29,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
 
 
-def test_parameters_are_described_in_order(model: nn.Sequential) -> None:
+def test_parameters_are_described_once_in_order_with_leaves_by_number(model: nn.Sequential) -> None:
     model[0].weight.requires_grad_(False)
     assert describe_parameters([model]) == (
         Parameter(name="0.weight", shape=(4, 8), dtype="float32", requires_grad=False),
@@ -37,18 +37,12 @@ def test_parameters_are_described_in_order(model: nn.Sequential) -> None:
         Parameter(name="1.weight", shape=(4,), dtype="float32"),
         Parameter(name="1.bias", shape=(4,), dtype="float32"),
     )
-
-
-def test_shared_parameters_of_several_models_are_described_once() -> None:
     first = nn.Linear(2, 2, bias=False)
     second = nn.Sequential(first, nn.Linear(2, 1, bias=False))
     assert [parameter.name for parameter in describe_parameters([first, second])] == [
         "Linear.weight",
         "Sequential.1.weight",
     ]
-
-
-def test_leaves_have_numbers_as_names() -> None:
     leaves = [torch.zeros(2, requires_grad=True), torch.zeros(3, dtype=torch.bfloat16)]
     assert describe_leaves(leaves) == (
         Parameter(name="parameter_0", shape=(2,), dtype="float32"),
@@ -67,14 +61,11 @@ def test_memory_has_parameters_gradients_and_state(model: nn.Sequential) -> None
     )
 
 
-def test_freed_gradients_count_with_the_size_of_their_parameters(model: nn.Sequential) -> None:
+def test_freed_gradients_and_leaves_without_a_model_count(model: nn.Sequential) -> None:
     model[0].bias.requires_grad_(False)
     memory = measure_memory([model], [], [], has_backward=True, peak_bytes=7)
     assert (memory.gradient_bytes, memory.peak_bytes) == ((44 - 4) * 4, 7)
     assert measure_memory([model], [], [], has_backward=False).gradient_bytes == 0
-
-
-def test_memory_without_a_model_has_the_leaves() -> None:
     leaf = torch.zeros(10, requires_grad=True)
     assert measure_memory([], [leaf], [], has_backward=False).parameter_bytes == 40
     assert measure_memory([], [], [], has_backward=True) == Memory()

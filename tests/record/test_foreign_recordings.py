@@ -48,15 +48,12 @@ def queued_step(*, wait: bool) -> list[dict[str, Any]]:
     return [mark(6, 0, 380), *device.events]
 
 
-def test_kernels_queued_by_the_previous_step_are_excluded(tmp_path: Path) -> None:
+def test_work_of_the_previous_step_and_waits_for_it_are_excluded(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", queued_step(wait=False)))
     assert sum(kernel.seconds for kernel in trace.kernels) == pytest.approx(100e-6)
     assert names(trace.operations) == ["aten::mm", "aten::mm"]
     assert "Left out: 3 kernels (0.30 ms) that ran before the step's own and belong to the step before." in trace.notes
     assert trace.profiled_seconds == pytest.approx(380e-6)  # no wait: the mark's own length
-
-
-def test_wait_for_the_previous_step_is_excluded(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", queued_step(wait=True)))
     assert len(trace.kernels) == 2
     # The wait ends at 312 us. Products at 320 and 350; launches 5 us later, kernels 8 us after those: the first runs
@@ -66,13 +63,16 @@ def test_wait_for_the_previous_step_is_excluded(tmp_path: Path) -> None:
     assert "The host first waited 0.31 ms for the step before" in notes_of(trace)
 
 
-def test_kernel_without_a_launch_is_kept_with_a_note(tmp_path: Path) -> None:
+def test_kernels_without_a_launch_and_missing_shapes_are_noted(tmp_path: Path) -> None:
     device = Device()
     device.product(10, 50)
     device.launch(100, 20, known=False)
     trace = import_trace(write(tmp_path / "p.json", [mark(1, 0, 200), *device.events]))
     assert names(trace.operations) == ["aten::mm", "unattributed"]
     assert "Kernels launched outside every known operation: 1, 28.6% of the device time (sgemm)." in trace.notes
+    trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False)))
+    assert "recorded without record_shapes=True" in notes_of(trace)
+    assert "record_shapes" not in notes_of(import_trace(write(tmp_path / "s.json", one_product())))
 
 
 def test_loader_time_is_separate_from_the_step(tmp_path: Path) -> None:
@@ -117,14 +117,11 @@ def test_unknown_gpu_gives_a_warning_and_a_note(tmp_path: Path) -> None:
     assert result["T4"].coverage.get("measured", 0.0) == 0.0
 
 
-def test_file_without_a_gpu_gives_a_warning(tmp_path: Path) -> None:
+def test_unknown_gpus_are_warned_of_and_rejected_without_shapes(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"does not name the GPU.* --gpu V100-SXM2-16GB"):
         trace = import_trace(write(tmp_path / "p.json", one_product(), gpu={}))
     assert trace.gpu_reported_name is None
     assert "does not name the GPU" in lp.predict(trace, ["T4"], history=False).notes[0]
-
-
-def test_unknown_gpu_without_shapes_is_rejected(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="not a GPU of the catalogue"):
         trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False), gpu=UNKNOWN))
     with pytest.raises(
@@ -144,12 +141,6 @@ def test_gpu_argument_overrides_the_file(tmp_path: Path) -> None:
     assert prediction.coverage == {"measured": 1.0}
     with pytest.raises(UnknownGpuError, match="'V1000' is not a GPU of the catalogue"):
         import_trace(path, gpu="V1000")
-
-
-def test_missing_shapes_are_noted(tmp_path: Path) -> None:
-    trace = import_trace(write(tmp_path / "p.json", one_product(shapes=False)))
-    assert "recorded without record_shapes=True" in notes_of(trace)
-    assert "record_shapes" not in notes_of(import_trace(write(tmp_path / "s.json", one_product())))
 
 
 def test_amd_recording_is_rejected(tmp_path: Path) -> None:

@@ -59,12 +59,18 @@ def test_step_has_operations_with_phases_and_kernels(cuda: Trace) -> None:
     ]
 
 
-def test_every_kernel_is_counted_once(cuda: Trace) -> None:
+def test_every_kernel_gpu_and_software_version_is_read(cuda: Trace) -> None:
     # The durations of the file's kernels, copies and fills from 2000 us on add up to 193 us.
     assert sum(kernel.seconds for kernel in cuda.kernels) == pytest.approx(193e-6)
     assert len(cuda.kernels) == 22
     lost = "Kernels launched outside every known operation: 1, 5.2% of the device time (stray_kernel)."  # 10 of 193
     assert lost in cuda.notes
+    assert (cuda.device, cuda.recorder) == ("cuda", "kineto")
+    assert cuda.gpu_reported_name == "NVIDIA A100-SXM4-40GB"
+    assert cuda.gpu_memory_bytes == 42405855232
+    assert cuda.software["cuda_runtime_version"] == "12060"
+    assert cuda.optimizer_steps == 1
+    assert "does not contain the TF32 setting" in cuda.notes[-1]
 
 
 def test_kernel_has_the_fields_of_the_driver(cuda: Trace) -> None:
@@ -159,15 +165,6 @@ def test_operations_have_inputs_and_arguments(cuda: Trace) -> None:
     assert update.arguments["beta2"] == 0.999
 
 
-def test_gpu_and_software_are_read_from_the_header(cuda: Trace) -> None:
-    assert (cuda.device, cuda.recorder) == ("cuda", "kineto")
-    assert cuda.gpu_reported_name == "NVIDIA A100-SXM4-40GB"
-    assert cuda.gpu_memory_bytes == 42405855232
-    assert cuda.software["cuda_runtime_version"] == "12060"
-    assert cuda.optimizer_steps == 1
-    assert "does not contain the TF32 setting" in cuda.notes[-1]
-
-
 def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
     trace = import_trace(TRACES / "cpu_mixed.json.gz")
     step = mixed_step("cpu")
@@ -181,12 +178,18 @@ def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
     assert len(whole) == 6  # two attentions and one LSTM, forward and backward
 
 
-def test_real_profile_of_mixed_precision_has_casts() -> None:
+def test_real_profiles_have_casts_and_the_matmuls_of_compiled_code() -> None:
     trace = import_trace(TRACES / "cpu_mixed_bfloat16.json.gz")
     assert trace.flags.autocast_dtype == "bfloat16"
     products = [o for o in trace.operations if o.name == "aten::addmm"]
     assert {tensor.dtype for o in products for tensor in o.inputs} == {"bfloat16"}
     assert {o.phase for o in trace.operations if o.name == "aten::_to_copy"} == {"forward", "backward"}
+    trace = import_trace(TRACES / "cpu_compiled.json.gz")
+    assert trace.compiled
+    shapes = [(o.phase, [tensor.shape for tensor in o.inputs]) for o in trace.operations if o.name == "aten::addmm"]
+    # Linear(8, 16) and Linear(16, 4) on 4 rows; the output that compiled code passes along is left out.
+    assert shapes == [("forward", [(16,), (4, 8), (8, 16)]), ("forward", [(4,), (4, 16), (16, 4)])]
+    assert "aten::mm" in names(trace.operations, "backward")
 
 
 def test_real_profile_of_a_closure_has_the_right_phases() -> None:
@@ -197,15 +200,6 @@ def test_real_profile_of_a_closure_has_the_right_phases() -> None:
     assert {o.phase for o in trace.operations if "norm" in o.name} == {"optimizer"}  # clipping
     assert {o.phase for o in trace.operations if o.name == "aten::_foreach_zero_"} == {"other"}
     assert names(trace.operations, "optimizer")[-1].startswith("aten::_foreach")
-
-
-def test_real_profile_of_compiled_code_has_matmuls() -> None:
-    trace = import_trace(TRACES / "cpu_compiled.json.gz")
-    assert trace.compiled
-    products = [(o.phase, [tensor.shape for tensor in o.inputs]) for o in trace.operations if o.name == "aten::addmm"]
-    # Linear(8, 16) and Linear(16, 4) on 4 rows; the output that compiled code passes along is left out.
-    assert products == [("forward", [(16,), (4, 8), (8, 16)]), ("forward", [(4,), (4, 16), (16, 4)])]
-    assert "aten::mm" in names(trace.operations, "backward")
 
 
 def test_import_needs_no_torch(tmp_path: Path) -> None:

@@ -41,16 +41,13 @@ def tensors(*shapes: tuple[int, ...]) -> tuple[TensorInfo, ...]:
     return tuple(TensorInfo(shape, "float32") for shape in shapes)
 
 
-def test_convolution_takes_its_result_from_the_next_operation() -> None:
+def test_convolution_takes_its_result_from_the_next_operation_if_it_is_possible() -> None:
     convolution = Operation(name="aten::convolution", phase="forward", inputs=tensors((4, 6, 32, 32), (12, 3, 3, 3)))
     norm = Operation(name="aten::cudnn_batch_norm", phase="forward", inputs=tensors((4, 12, 16, 16), (12,)))
     completed = with_current_names([convolution, norm])[0]
     assert completed.arguments["stride"] == [2, 2]
     assert completed.arguments["groups"] == 2  # 6 channels, 3 of them a group
     assert with_current_names([convolution])[0] == convolution  # the outputs are unknown
-
-
-def test_recorded_arguments_are_kept() -> None:
     own = Operation(
         name="aten::convolution",
         phase="forward",
@@ -58,8 +55,5 @@ def test_recorded_arguments_are_kept() -> None:
         arguments={"stride": [1, 1], "padding": [2, 2], "dilation": [2, 2]},
     )
     assert with_current_names([own]) == (own,)
-
-
-def test_impossible_convolution_is_unchanged() -> None:
     assert convolution_arguments((1, 4, 8, 8), (8, 4, 3, 3), (1, 8, 20, 20)) is None
     assert convolution_arguments((1, 4, 8, 8), (8, 3, 3, 3), (1, 8, 8, 8)) is None  # 4 channels in groups of 3

@@ -49,13 +49,21 @@ def test_warm_up_steps_are_timed() -> None:
     assert trace.profiled_seconds >= 0.01
 
 
-def test_capture_finds_model_optimizer_and_memory() -> None:
-    step = perceptron_step()
-    trace = capture(step)
+def test_capture_finds_model_optimizer_memory_and_parts_called_before_it() -> None:
+    trace = capture(perceptron_step())
     assert trace.optimizer_steps == 1
     assert [parameter.shape for parameter in trace.parameters] == [(16, 8), (16,), (4, 16), (4,)]
     assert trace.memory.parameter_bytes == 212 * 4
     assert trace.memory.optimizer_state_bytes == 2 * 212 * 4 + 4 * 4
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step() -> None:
+        model(model[0](torch.ones(2, 4))).sum().backward()
+
+    modules = {operation.module for operation in capture(step).operations if operation.name == "aten::addmm"}
+    assert modules == {"0", "1"}
+    with pytest.raises(CaptureError, match="Nothing was recorded"):
+        capture(lambda: 1 + 1)
 
 
 class FeedForward(nn.Module):
@@ -97,16 +105,6 @@ def test_several_models_have_consistent_names() -> None:
     assert renamed == [(operation.name, operation.phase, operation.module) for operation in together.operations]
 
 
-def test_part_called_before_its_model_has_its_name_in_the_model() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-
-    def step() -> None:
-        model(model[0](torch.ones(2, 4))).sum().backward()
-
-    modules = {operation.module for operation in capture(step).operations if operation.name == "aten::addmm"}
-    assert modules == {"0", "1"}
-
-
 def test_inference_is_recorded_as_a_forward_pass() -> None:
     model, data = nn.Linear(8, 4), torch.zeros(2, 8)
     for guard in (torch.no_grad, torch.inference_mode):
@@ -132,11 +130,6 @@ def test_inference_is_recorded_as_a_forward_pass() -> None:
 def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         capture(**arguments)
-
-
-def test_step_without_operations_is_rejected() -> None:
-    with pytest.raises(CaptureError, match="Nothing was recorded"):
-        capture(lambda: 1 + 1)
 
 
 @pytest.mark.parametrize("method", ["named_modules", "named_parameters", "named_buffers"])

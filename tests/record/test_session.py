@@ -61,7 +61,7 @@ def test_trace_has_the_environment_of_the_step() -> None:
     assert nothing_is_left()
 
 
-def test_leaves_are_parameters_without_a_module() -> None:
+def test_leaves_are_parameters_and_peak_memory_is_read_from_allocations() -> None:
     weight = torch.ones(3, 2, requires_grad=True)
     session = CaptureSession(device=CPU, compiled=False)
     session.start()
@@ -69,6 +69,14 @@ def test_leaves_are_parameters_without_a_module() -> None:
     trace = session.trace()
     assert [(parameter.name, parameter.shape) for parameter in trace.parameters] == [("parameter_0", (3, 2))]
     assert trace.memory.parameter_bytes == trace.memory.gradient_bytes == 24
+
+    def event(total: int, size: int, kind: int) -> dict[str, Any]:
+        return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
+
+    # 300 bytes are allocated when 200 of them are released; the host's allocations do not count.
+    events = [event(250, 50, 1), event(100, -200, 1), event(900, 900, 0), {"name": "aten::add"}]
+    assert _peak_of({"traceEvents": events}) == 300
+    assert _peak_of({"traceEvents": events[2:]}) is None
 
 
 def test_compiled_code_and_fused_evaluation_use_the_profiler() -> None:
@@ -115,7 +123,7 @@ def test_second_profiler_is_rejected() -> None:
     assert nothing_is_left()
 
 
-def test_starting_twice_is_rejected() -> None:
+def test_starting_twice_and_recording_nothing_are_errors() -> None:
     session = CaptureSession(device=CPU, compiled=False)
     session.start()
     with pytest.raises(CaptureError, match=r"recording already; call stop\(\)"):
@@ -123,9 +131,6 @@ def test_starting_twice_is_rejected() -> None:
     torch.zeros(2).exp()
     assert "aten::exp" in names(session.trace().operations)
     assert nothing_is_left()
-
-
-def test_nothing_recorded_is_an_error() -> None:
     with pytest.raises(CaptureError, match=r"Nothing was recorded: call start\(\), run the step, then stop\(\)"):
         CaptureSession(device=CPU).trace()
     session = CaptureSession(device=CPU, compiled=False)
@@ -201,16 +206,6 @@ print("as before")
 def test_compiled_code_stays_compiled() -> None:
     ran = run(COMPILED)
     assert ran.stdout == "as before\n", ran.stderr
-
-
-def test_peak_memory_is_read_from_allocations() -> None:
-    def event(total: int, size: int, kind: int) -> dict[str, Any]:
-        return {"name": "[memory]", "args": {"Total Allocated": total, "Bytes": size, "Device Type": kind}}
-
-    # 300 bytes are allocated when 200 of them are released; the host's allocations do not count.
-    events = [event(250, 50, 1), event(100, -200, 1), event(900, 900, 0), {"name": "aten::add"}]
-    assert _peak_of({"traceEvents": events}) == 300
-    assert _peak_of({"traceEvents": events[2:]}) is None
 
 
 IMPORTED = """

@@ -29,12 +29,15 @@ def test_every_signature_is_one_of_torchs(name: str) -> None:
     assert set(SIGNATURES[name]) <= known
 
 
-def test_positions_of_tensors_select_the_overload() -> None:
+def test_tensors_select_the_overload_and_backward_passes_have_own_names() -> None:
     assert signature("aten::where", [True, True]) is None
     packed = signature("aten::lstm", [True, True, True, True] + [False] * 5)
     padded = signature("aten::lstm", [True, True, True] + [False] * 6)
     assert (packed or ())[:2] == ("@data", "@batch_sizes")
     assert (padded or ())[-1] == "batch_first"
+    names = {backward_name(name) for name in WHOLE_OPERATIONS}
+    assert len(names) == len(WHOLE_OPERATIONS)
+    assert names.isdisjoint(WHOLE_OPERATIONS)
 
 
 def test_values_without_tensors_are_named() -> None:
@@ -73,12 +76,6 @@ PLAIN = {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "attn_mask":
 def test_whole_call_has_named_arguments(name: str, tensors: int, values: list[Any], expected: dict[str, Any]) -> None:
     kinds = [True] * tensors + [False] * len(values)
     assert whole_arguments(name, [*["tensor"] * tensors, *values], is_tensor=kinds) == expected
-
-
-def test_backward_passes_have_distinct_names() -> None:
-    names = {backward_name(name) for name in WHOLE_OPERATIONS}
-    assert len(names) == len(WHOLE_OPERATIONS)
-    assert names.isdisjoint(WHOLE_OPERATIONS)
 
 
 @pytest.mark.parametrize(

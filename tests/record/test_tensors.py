@@ -16,22 +16,29 @@ def described(numbers: StorageIds, tensor: torch.Tensor) -> TensorInfo:
     return info
 
 
-def test_tensor_without_plain_sizes_has_no_description() -> None:
+def test_tensors_without_plain_sizes_have_no_description_and_lists_are_flattened() -> None:
     nested = [torch.ones(2, 4), torch.ones(5, 4)]
     for tensor in (
         torch.nested.nested_tensor(nested, layout=torch.jagged),
         torch.nn.parameter.UninitializedParameter(),
     ):
         assert StorageIds().describe(tensor) is None
+    first, second, third = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [t.shape[0] for t in tensors_in([first, None, (second, [third]), 5])] == [1, 2, 3]
 
 
-def test_views_share_an_id_but_copies_do_not() -> None:
+def test_views_share_an_id_but_copies_and_sparse_tensors_do_not() -> None:
     numbers = StorageIds()
     base = torch.zeros(2, 3)
     assert described(numbers, base) == TensorInfo((2, 3), "float32", 0, "cpu")
     assert described(numbers, base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
     assert described(numbers, base.clone()).id == 1
     assert described(numbers, base.view(torch.int32)).id == 0
+    numbers = StorageIds()
+    assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
+        (2,), "bfloat16", 0, "meta"
+    )
+    assert described(numbers, torch.eye(2).to_sparse()).id is None
 
 
 def test_id_of_a_freed_storage_is_not_reused() -> None:
@@ -66,19 +73,6 @@ def test_storage_that_a_garbage_collection_frees_at_any_moment_is_forgotten() ->
     assert met == list(range(20_000))
     assert sorted(freed) == met
     assert not numbers.alive
-
-
-def test_meta_tensors_have_ids_but_sparse_ones_do_not() -> None:
-    numbers = StorageIds()
-    assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
-        (2,), "bfloat16", 0, "meta"
-    )
-    assert described(numbers, torch.eye(2).to_sparse()).id is None
-
-
-def test_lists_are_flattened_in_order() -> None:
-    first, second, third = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert [t.shape[0] for t in tensors_in([first, None, (second, [third]), 5])] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

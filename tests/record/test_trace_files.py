@@ -124,15 +124,12 @@ def document_of(trace: Trace, folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_file_lists_each_tensor_once_and_omits_defaults(tmp_path: Path) -> None:
+def test_file_lists_each_tensor_once_and_gzip_is_detected_by_content(tmp_path: Path) -> None:
     document = document_of(SMALL, tmp_path)
     assert document["tensors"] == [[[2, 8], "float32", 0, "cpu"], [[4, 8], "float32", 1, "cpu"]]
     assert [row["inputs"] for row in document["operations"]] == [[0, 1], [1, 0]]
     assert set(document) == {"format", "version", "device", "recorder", "tensors", "operations"}
     assert set(document["operations"][1]) == {"name", "phase", "inputs"}
-
-
-def test_gzip_is_detected_by_content(tmp_path: Path) -> None:
     SMALL.save(tmp_path / "a.json.gz")
     assert (tmp_path / "a.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     os.rename(tmp_path / "a.json.gz", tmp_path / "b.json")
@@ -181,11 +178,13 @@ def test_invalid_field_is_named(place: tuple[str | int, ...], value: object, mes
         Trace.load(path)
 
 
-def test_newer_version_is_rejected(tmp_path: Path) -> None:
+def test_newer_versions_and_missing_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "new.json"
     path.write_text(json.dumps({**document_of(SMALL, tmp_path), "version": VERSION + 1, "new_field": 1}))
     with pytest.raises(TraceVersionError, match=r"version 2; this release reads version 1\. Record it again"):
         Trace.load(path)
+    with pytest.raises(FileNotFoundError):
+        Trace.load(tmp_path / "absent.json")
 
 
 @pytest.mark.parametrize(
@@ -225,11 +224,6 @@ def test_invalid_json_is_rejected(content: bytes, tmp_path: Path) -> None:
     message = r"x\.json is (not valid JSON .* it may be truncated|not JSON: it begins|nested 100,000 levels deep)"
     with pytest.raises(TraceFormatError, match=message):
         Trace.load(path)
-
-
-def test_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Trace.load(tmp_path / "absent.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])

@@ -73,7 +73,7 @@ def test_collinear_and_constant_features_do_not_enter() -> None:
 
 
 def test_features_that_enter_are_limited_in_number_and_by_sign() -> None:
-    features, target = example(40, 0.0)
+    features, target = example(40, 0.0)  # 5 + 2 x1 - 3 x4
     for limit, selected in ((0, ()), (1, (4,)), (2, (4, 1))):
         assert fit_stepwise(features, target, max_features=limit).selected == selected
     fit = fit_stepwise(features, target, non_negative=range(8))
