@@ -103,5 +103,5 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
 
 
 CONFIDENCE: Final = 0.9  # Probability that an interval contains the actual value
-OUTSIDE: Final = (1 - CONFIDENCE) / 2  # Probability that a value is below the interval, or above it
+OUTSIDE: Final = (1 - CONFIDENCE) / 2  # Probability that a value is below the interval; above, it is the same
 NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)  # From the middle to an end, in standard deviations

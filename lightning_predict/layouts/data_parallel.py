@@ -45,7 +45,7 @@ from lightning_predict.uncertainty import ASSUMED_SPREAD
 # --- Optimizer state in host memory (ZeRO-Offload)
 
 HOST_BYTES_PER_SECOND: Final = 200_000_000_000.0  # Memory bandwidth of the optimizer step on the CPUs of a machine
-OPTIMIZER_STATES, STATE_BYTES = 3, 4  # States per parameter (Adam's moments, the master copy), and their float32
+OPTIMIZER_STATES, STATE_BYTES = 3, 4  # States per parameter (Adam's moments, master copy), bytes of each
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:

@@ -52,7 +52,7 @@ FLOAT32_BACKWARD: Final = named(
     "_cdist_backward"
 )
 
-SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")  # Read 16 bits, return float32 without a dtype
+SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")  # From 16 bits, they return float32 without a dtype
 
 WIDEST: Final = named(  # Operations that run in the widest dtype of their tensors
     "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
