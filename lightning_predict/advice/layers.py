@@ -94,12 +94,7 @@ class LayerTable:
 
 
 def layer_table(
-    trace: Trace,
-    gpus: Sequence[Gpu],
-    weights: AnyWeights,
-    *,
-    after: Trace | None = None,
-    kernels: Sequence[str] = (),
+    trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None, kernels: Sequence[str] = ()
 ) -> LayerTable:
     """Return a step's device time by module, on each GPU.
 

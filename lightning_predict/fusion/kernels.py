@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Final, final
+from typing import Final
 
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.joint_graph import (
@@ -67,7 +67,7 @@ _OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON, 
 _COMPARED: Final = frozenset({"aten::threshold_backward", "aten::leaky_relu_backward", "aten::hardtanh_backward"})
 """Backward passes that read their second input only to compare it with a number."""
 
-_NORMS: Final = {
+_NORMS: Final = {  # Norms, with the number of leading tensors that are as large as the result
     "aten::native_batch_norm": 1,
     "aten::cudnn_batch_norm": 1,
     "aten::_native_batch_norm_legit": 1,
@@ -80,7 +80,6 @@ _NORMS: Final = {
     "aten::native_layer_norm": 1,
     "aten::native_layer_norm_backward": 2,
 }
-"""Norms, with the number of leading tensors that are as large as the result."""
 
 LONGEST_ROW_IN_A_KERNEL: Final = 4096  # Longest row, in elements, that a fused kernel keeps while it reduces the row
 
@@ -580,20 +579,14 @@ MOST_OPERATIONS_BETWEEN: Final = 64
 """Largest distance of operations that Inductor fuses although others run in between (`are_long_distant_nodes`)."""
 
 
-@final
 @dataclass(slots=True)
 class _Group:
-    """Operations of one fused kernel.
+    """Operations of one fused kernel."""
 
-    Attributes:
-        places: Places of the operations in the step.
-        read: Number of elements of each tensor from outside that the kernel reads.
-        written: Tensors that the kernel computes.
-    """
-
-    places: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # Places of the operations in the step
+    # Number of elements of each tensor from outside that the kernel reads
     read: dict[int | None, int] = field(default_factory=dict)
-    written: set[int | None] = field(default_factory=set)
+    written: set[int | None] = field(default_factory=set)  # Tensors that the kernel computes
 
     def add(self, unit: Sequence[int], operations: Iterable[Operation]) -> None:
         self.places += unit

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -91,15 +91,12 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_OUTSIDE: Final = -1
-"""Value of torch's graph task id if no backward pass is running."""
-
+_OUTSIDE: Final = -1  # Value of torch's graph task id if no backward pass is running
 _ACCUMULATES: Final = 2**64 - 1  # Sequence number of nodes that accumulate into `.grad`, which run between any others
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
 
-@final
 @dataclass(slots=True)
 class _Parts:
     """Parts of a whole call that were seen so far."""
@@ -108,7 +105,6 @@ class _Parts:
     compute_dtype: str | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Region:
     """Autograd nodes of one whole call: sequence numbers from `start` to `end`, without `end`."""
@@ -151,7 +147,6 @@ def _are_alike(one: Operation, other: Operation) -> bool:
     return kinds[0] == kinds[1]
 
 
-@final
 class DispatchRecorder:
     """Records the operations between `start` and `stop`, which may be called repeatedly.
 
@@ -160,31 +155,24 @@ class DispatchRecorder:
     Args:
         model: Model that defines module names; None uses the outermost modules that are called.
         ends_long_steps: Whether a step on the meta device ends with an error at `MAX_OPERATIONS`.
-
-    Attributes:
-        operations: Recorded operations, in order.
-        pauses: Timer of the code between operations.
-        leaves: Leaf tensors with gradients that were read; they count as parameters if no module is known.
-        forward_gradient_bytes: Size of the gradients of `leaves` when each leaf was first read.
-        autocast_dtype: dtype of the active autocast; None if autocast is off.
-        failure: Error that ended the recording; None without an error.
-        raised_in_step: Error that each further operation of the step raises; None lets the step run to its end.
     """
 
     peak_bytes: int | None = None  # only the profiler sees allocations
 
     def __init__(self, model: torch.nn.Module | None = None, *, ends_long_steps: bool = False) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[Operation] = []  # Recorded operations, in order
         self.modules = ModuleWatch(model)
+        # Leaf tensors with gradients that were read; they count as parameters if no module is known
         self.leaves: dict[int, torch.Tensor] = {}
-        self.autocast_dtype: str | None = None
-        self.failure: Exception | None = None
+        self.autocast_dtype: str | None = None  # dtype of the active autocast; None if autocast is off
+        self.failure: Exception | None = None  # Error that ended the recording; None without an error
+        # Error that each further operation of the step raises; None lets the step run to its end
         self.raised_in_step: CaptureError | None = None
         self._ends_long_steps = ends_long_steps
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
         self._numbers = StorageIds()
-        self.pauses = PauseTimer(self._is_in_torch)
+        self.pauses = PauseTimer(self._is_in_torch)  # Timer of the code between operations
         self._casts = AutocastOnMeta(self._report_copy, self._numbers)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._constructors = ExitStack()
@@ -205,7 +193,7 @@ class DispatchRecorder:
         self._written_in_burst: dict[int, TensorInfo] = {}
         self._burst_at = 0
         self._sum_at: int | None = None
-        self.forward_gradient_bytes = 0
+        self.forward_gradient_bytes = 0  # Size of the gradients of `leaves` when each leaf was first read
         self._last_number: int | None = None
         # Autograd's counter after each forward operation, with its module, to find the module of a backward node.
         self._counters: list[int] = []

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
 from lightning_predict.base.files import cache_folder, named_file
@@ -25,38 +25,28 @@ from lightning_predict.record.imports import load_step
 from lightning_predict.record.named_models.names import parse_model_name
 from lightning_predict.record.trace import Trace
 
-RECORDED_SUFFIXES: Final = (".json", ".gz", ".pt", ".trace")
-"""Suffixes of recorded files."""
+RECORDED_SUFFIXES: Final = (".json", ".gz", ".pt", ".trace")  # Suffixes of recorded files
 
 _LIBRARIES: Final = ("torch", "transformers", "timm", "torchvision", "diffusers", "peft", "bitsandbytes")
 """Libraries whose releases affect a step by name."""
 
-_KEPT: Final = 64
-"""Number of recorded steps in the cache; the oldest are deleted."""
+_KEPT: Final = 64  # Number of recorded steps in the cache; the oldest are deleted
 
 _CODE: Final = Path(__file__).parent
 
 
-ADAPTERS: Final = 16
-"""Rank of LoRA's adapters in steps that are proposed, as in most guides and in PEFT's examples."""
+ADAPTERS: Final = 16  # Rank of LoRA's adapters in steps that are proposed, as in most guides and in PEFT's examples
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another way to train the same model by name, recorded if `step` is called.
+    """Another way to train the same model by name, recorded if `step` is called."""
 
-    Attributes:
-        changes: Descriptions of the changes.
-        trains_all: Whether the same parameters are trained.
-    """
-
-    changes: tuple[str, ...]
-    trains_all: bool
+    changes: tuple[str, ...]  # Descriptions of the changes
+    trains_all: bool  # Whether the same parameters are trained
     step: Callable[[], Trace]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStep:
     """The step of a source."""
@@ -67,11 +57,7 @@ class SourceStep:
 
 
 def step_of_source(
-    source: str,
-    options: ModelOptions = NO_OPTIONS,
-    *,
-    save_to: str | os.PathLike[str] | None = None,
-    **more: Any,
+    source: str, options: ModelOptions = NO_OPTIONS, *, save_to: str | os.PathLike[str] | None = None, **more: Any
 ) -> SourceStep:
     """Return the step of a recorded file, of an example (`example:gpt2`), or of a model by its name.
 

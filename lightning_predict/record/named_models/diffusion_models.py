@@ -150,8 +150,7 @@ _VIDEOS: Final[Mapping[str, tuple[int, int, int, tuple[int, int]]]] = {
 """Frames by default, frames and pixels (along each edge) per latent, and default height and width of each pipeline."""
 
 
-_WAN_5B: Final = (121, 4, 16, (704, 1280))
-"""The same for Wan 2.2's model of 5 B, whose autoencoder makes 48 channels."""
+_WAN_5B: Final = (121, 4, 16, (704, 1280))  # The same for Wan 2.2's model of 5 B, whose autoencoder makes 48 channels
 
 
 def _video(model: Any) -> tuple[int, int, int, tuple[int, int]]:
@@ -206,13 +205,12 @@ _TEXT_ENCODERS: Final[Mapping[tuple[str, int], tuple[Mapping[str, int], ...]]] =
 }
 """Text encoders by class and width of its text: of Stable Diffusion 1, 2, XL, 3, FLUX, PixArt."""
 
-_VAE: Final = {
+_VAE: Final = {  # Autoencoder of all these; only its encoder runs in training
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
     "up_block_types": ("UpDecoderBlock2D",) * 4,
     "layers_per_block": 2,
 }
-"""Autoencoder of all these; only its encoder runs in training."""
 
 
 def _encoders(model: Any, inputs: Mapping[str, Any], size: int, options: StepOptions) -> tuple[Callable[[], None], str]:

@@ -15,8 +15,7 @@ from lightning_predict.record.named_models.built import NamedStep, counted, dtyp
 from lightning_predict.record.named_models.names import ModelName
 from lightning_predict.record.named_models.options import StepOptions
 
-_FRAMES: Final = 16
-"""Frames of a clip, as in torchvision's reference script for video classification."""
+_FRAMES: Final = 16  # Frames of a clip, as in torchvision's reference script for video classification
 
 
 def timm_step(name: ModelName, options: StepOptions) -> NamedStep:
