@@ -1,5 +1,6 @@
 """Throughput, model FLOP utilisation, and columns that multiply to the total."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,9 @@ from lightning_predict.prediction import predict_workload
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 from lightning_predict.reports.loggers import metrics
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.workload import Batches, Loader, Workload
+from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
 from lightning_predict.testing import SMALL_GPU, example_machine, example_prediction, example_trace, with_values
+from tests.known import known
 
 SIZE = 1024
 
@@ -120,12 +122,18 @@ def test_large_parts_of_total_are_listed() -> None:
     )
 
 
+def _seconds(text: str) -> float:
+    units = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (µs|ms|s|min|h)\b", text))
+
+
 @pytest.mark.parametrize("loader", [0.0, 0.001, 1.0])
 @pytest.mark.parametrize("pause", [0.0, 0.05, 10.0])
 @pytest.mark.parametrize("share", [1.0, 0.2])
 @pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("validation", [0, 200])
 def test_a_total_that_differs_from_its_steps_is_explained(
-    loader: float, pause: float, share: float, accumulated: int
+    loader: float, pause: float, share: float, accumulated: int, validation: int
 ) -> None:
     trace = example_trace(SIZE, samples=16)
     batches = Batches(
@@ -136,17 +144,25 @@ def test_a_total_that_differs_from_its_steps_is_explained(
         training=batches,
         loader=Loader(seconds_per_batch=loader),
         between=Interval(0.0, pause, 2 * pause),
-        validation_iterations=0,
+        validation_iterations=validation,
+        checkpoints=Checkpoints(count=2 if validation else 0, seconds=0.05, is_estimated=False),
     )
     trace = replace(trace, batches=accumulated)
     predictions = predict_workload(trace, layouts_of(["T4", "H100-SXM-80GB"]), work, Assumptions(history=()))
+    text = " ".join(str(predictions).split())
+    for name, parts, less in re.findall(
+        r"(\S+): the total has (.*?)(?:, less ([^,]*) for shorter steps)?\.(?= |$)", text
+    ):
+        amounts = [_seconds(part.split(" of ")[0]) for part in parts.split(", ")]
+        total = known(predictions[name].total_seconds)
+        assert sum(amounts) - (_seconds(less) if less else 0) == pytest.approx(total, rel=0.02)
     totals = [(prediction.total_seconds or 0.0, 50 * prediction.step_seconds) for prediction in predictions.values()]
     is_wide = any(2 * pause > 0.1 * total for total, _ in totals)
     assert ("the total has" in str(predictions)) is (
         is_wide or any(abs(total - own) > 0.1 * total for total, own in totals)
     )
     assert (
-        "On every GPU, pauses, checkpoints and waits in validation take 0 ms to" in " ".join(str(predictions).split())
+        "On every GPU, pauses, checkpoints and waits in validation take" in " ".join(str(predictions).split())
     ) is (is_wide)
 
 
