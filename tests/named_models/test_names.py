@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.configurations import renewed, written
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.record.named_models.names import parse_model_name, shipped, shipped_models, size_in
+from lightning_predict.record.named_models.names import parse_model_name, shipped, shipped_models
 from lightning_predict.record.named_models.options import StepOptions
 
 
@@ -49,31 +49,6 @@ def test_configuration_in_the_cache_of_the_hub_is_read(tmp_path: Path, monkeypat
     own["torchvision"] = SimpleNamespace(models=SimpleNamespace(list_models=list))
     monkeypatch.setattr("lightning_predict.record.named_models.names.import_module", own.__getitem__)
     assert parse_model_name("nobody/knows-this").library == "diffusers"
-
-
-def test_checkpoint_that_transformers_documents_has_the_defaults_of_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder := tmp_path / "models" / "new").mkdir(parents=True)
-    parts = [
-        f'@auto_docstring(checkpoint="owner/New-2B")\nclass NewConfig:\n    model_type = "{kind}"\n'
-        for kind in ("new_text", "new")  # the last consists of the first
-    ]
-    (folder / "configuration_new.py").write_text("".join(parts), encoding="utf-8")
-    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr("lightning_predict.record.named_models.names.find_spec", lambda _: package)
-    for text in ("owner/New-2B", "hf:owner/New-2B-Instruct"):
-        parsed = parse_model_name(text)
-        assert (parsed.library, parsed.configuration, parsed.is_default) == ("hf", {"model_type": "new"}, True)
-    with pytest.raises(InvalidArgumentError, match="does not ship"):
-        parse_model_name("owner/New-3B")
-
-
-@pytest.mark.parametrize(
-    ("name", "size"), [("a/Oss-36B-it", 36e9), ("LFM2-350M", 350e6), ("x-8x7B", None), ("y", None)]
-)
-def test_size_in_a_name(name: str, size: float | None) -> None:
-    assert size_in(name) == size
 
 
 @pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen2.5-7B", "Qwen2.5-7B", "Meta-Llama-3.1-8B-Instruct-bnb-4bit"])

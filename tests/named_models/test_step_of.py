@@ -19,7 +19,6 @@ from lightning_predict.base.model_options import ModelOptions
 from lightning_predict.cli import main
 from lightning_predict.record import sources
 from lightning_predict.record.named_models import built, step, transformers_models
-from lightning_predict.record.named_models.names import ModelName
 from lightning_predict.record.sources import step_of_source
 from lightning_predict.record.trace import Trace
 
@@ -429,20 +428,6 @@ def test_missing_length_is_refused_before_transformers_is_imported(monkeypatch: 
     monkeypatch.setattr(transformers_models, "library", lambda name, *, needed_for: pytest.fail(f"imports {name}"))
     with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=1024\."):
         lp.step_of("hf:gpt2")
-
-
-def test_defaults_of_a_class_are_not_those_of_a_model_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    for text, is_so in (("hf:owner/Some-120M", True), ("hf:owner/Some-7B", False)):  # GPT-2 has 124 million
-        default = ModelName(
-            text=text, library="hf", name=text[3:], configuration={"model_type": "gpt2"}, is_default=True
-        )
-        monkeypatch.setattr(step, "parse_model_name", lambda _, default=default: default)
-        if is_so:
-            assert "defaults of its class in transformers, which have as many" in lp.step_of(text, length=8).notes[0]
-        else:
-            with pytest.raises(InvalidArgumentError, match="The configuration of owner/Some-7B does not ship"):
-                lp.step_of(text, length=8)
 
 
 @pytest.mark.parametrize(

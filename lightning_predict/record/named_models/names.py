@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, cast, final, get_args
 
@@ -45,14 +44,12 @@ class ModelName:
 
     Attributes:
         configuration: Content of a config.json; None if only the name is given.
-        is_default: Whether `configuration` is the default of its class, which names this checkpoint as its example.
     """
 
     text: str
     library: Library
     name: str
     configuration: dict[str, Any] | None = None
-    is_default: bool = False
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -67,7 +64,7 @@ def parse_model_name(text: str) -> ModelName:
         if place and Path(place).is_dir():
             raise InvalidArgumentError(f"model={shown(text)} has no config.json; give that file of the model.")
         if colon or not text:
-            raise InvalidArgumentError(refusal(text))
+            raise InvalidArgumentError(_refusal(text))
         library, name = _library_of(text), text
     elsewhere = next((other for other in get_args(Library) if name.lower() in shipped_models(other)), library)
     if colon and elsewhere != library and name.lower() not in shipped_models(library or "hf"):
@@ -76,10 +73,7 @@ def parse_model_name(text: str) -> ModelName:
         cached = _cached_configuration(name)
         if cached is not None:
             return _configured(text, cached)
-        kind = None if library == "diffusers" or size_in(name) is None else _documented_kind(name)
-        if kind is None:
-            raise InvalidArgumentError(refusal(name))
-        return ModelName(text=text, library="hf", name=name, configuration={"model_type": kind}, is_default=True)
+        raise InvalidArgumentError(_refusal(name))
     return ModelName(text=text, library=library or "hf", name=name)
 
 
@@ -107,28 +101,7 @@ def _cached_configuration(name: str) -> Path | None:
     return None
 
 
-def _documented_kind(name: str) -> str | None:
-    """Return the `model_type` of transformers whose default configuration is documented as that of a model."""
-    try:
-        package = find_spec("transformers")
-    except ValueError:  # a package without a specification, as in tests
-        return None
-    folders = [] if package is None else package.submodule_search_locations or []
-    wanted = _without_weight_words(name)
-    for file in sorted(file for folder in folders for file in Path(folder).glob("models/*/configuration_*.py")):
-        classes = file.read_text(encoding="utf-8").split("@auto_docstring(")[1:]
-        for text in reversed(classes):  # the last one consists of those before
-            checkpoint, own = (pattern.search(text) for pattern in (_CHECKPOINT, _MODEL_TYPE))
-            if checkpoint and own and _without_weight_words(checkpoint[1]) == wanted:
-                return own[1]
-    return None
-
-
-_CHECKPOINT: Final = re.compile(r'^\s*checkpoint="([^"]+)"')
-_MODEL_TYPE: Final = re.compile(r'^    model_type = "([^"]+)"', re.MULTILINE)
-
-
-def refusal(name: str) -> str:
+def _refusal(name: str) -> str:
     """Return an error message with the most similar names."""
     names = [one for library in get_args(Library) for model in shipped_models(library).values() for one in model.names]
     for module in ("timm", "torchvision.models"):
@@ -193,13 +166,6 @@ _SIZE: Final = re.compile(r"\d+(\.\d+)?[bm]")
 """Pattern of a number of parameters, such as `7b`. Beside one, `base` is no size."""
 
 
-def size_in(name: str) -> float | None:
-    """Return the number of parameters that a name states, such as 36e9 for `Seed-OSS-36B`; None if it states none."""
-    sizes = [word for word in re.split(r"[-_ /]", name.lower()) if _SIZE.fullmatch(word)]
-    return float(sizes[0][:-1]) * (1e9 if sizes[0][-1] == "b" else 1e6) if len(sizes) == 1 else None
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedModel:
     """Configuration of an open model.
@@ -254,7 +220,7 @@ def shipped(library: str, name: str) -> ShippedModel:
     """Return the shipped configuration of a model."""
     model = _shipped(library, name)
     if model is None:
-        raise InvalidArgumentError(refusal(name))
+        raise InvalidArgumentError(_refusal(name))
     return model
 
 

@@ -20,7 +20,7 @@ from lightning_predict.record.named_models.built import (
     quantized,
     with_adapters,
 )
-from lightning_predict.record.named_models.names import ModelName, refusal, shipped, size_in
+from lightning_predict.record.named_models.names import ModelName, shipped
 from lightning_predict.record.named_models.options import StepOptions
 
 _TEXT_HEADS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
@@ -33,29 +33,6 @@ _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "F
 """Suffixes of architecture names whose labels are one class per sample."""
 
 _PAIRS: Final = ("CLIPModel", "SiglipModel")  # Suffixes of names of models that compare texts with images
-
-_TASKS: Final = (
-    "FOR_IMAGE_TEXT_TO_TEXT_",
-    "FOR_CAUSAL_LM_",
-    "FOR_SEQ_TO_SEQ_CAUSAL_LM_",
-    "FOR_SPEECH_SEQ_2_SEQ_",
-    "FOR_CTC_",
-    "FOR_OBJECT_DETECTION_",
-    "FOR_SEMANTIC_SEGMENTATION_",
-    "FOR_DEPTH_ESTIMATION_",
-    "FOR_MASKED_LM_",
-    "FOR_IMAGE_CLASSIFICATION_",
-    "FOR_AUDIO_CLASSIFICATION_",
-    "",
-)
-"""Tasks of transformers' automatic classes: a class for the first of these is taken if a configuration names none."""
-
-SAME_SIZE: Final = 1.1
-"""Factor within which a model has the parameters that its name states.
-
-Of 20 classes that name a checkpoint of a stated size as their example, the defaults of 7 have its parameters within
-this factor. In the others they are those of another model.
-"""
 
 _POSITIONS: Final = ("max_position_embeddings", "n_positions")
 """Keys of the number of positions."""
@@ -98,9 +75,6 @@ def transformers_step(name: ModelName, options: StepOptions) -> NamedStep:
     config.apply_spec_augment = False  # masks of a few frames, drawn on the host
     with on_meta(dtype_of_model(options)):
         model = architecture(config)
-        stated, own = size_in(name.name), sum(parameter.numel() for parameter in model.parameters())
-        if name.is_default and not (stated and stated / SAME_SIZE <= own <= stated * SAME_SIZE):
-            raise InvalidArgumentError(refusal(name.name))
         inputs, words = _batch(model, config, options, name)
     details = [source]
     if options.checkpointing:
@@ -196,11 +170,6 @@ def _preference_loss(
 
 def _configuration(name: ModelName) -> tuple[Mapping[str, Any], str]:
     """Return the content of the configuration and its origin: given, or shipped."""
-    if name.is_default:
-        return (
-            name.configuration or {},
-            "the defaults of its class in transformers, which have as many parameters",
-        )
     if name.configuration is not None:
         return name.configuration, "configuration as given"
     known = shipped("hf", name.name)
@@ -226,10 +195,6 @@ def _config_of(content: Mapping[str, Any], transformers: Any, name: ModelName) -
 
 def _architecture(config: Any, transformers: Any, name: ModelName) -> Any:
     named = (getattr(config, "architectures", None) or [""])[0]
-    if name.is_default:
-        classes = transformers.models.auto.modeling_auto
-        tables = (getattr(classes, f"MODEL_{task}MAPPING_NAMES", {}) for task in _TASKS)
-        named = next((table[config.model_type] for table in tables if config.model_type in table), "")
     architecture = getattr(transformers, named, None) if named else None
     if architecture is None:
         raise InvalidArgumentError(
