@@ -82,6 +82,8 @@ TRIALS_SHARE: Final = 0.14
 """Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), relative to simulated memory, if
 convolutions write all bytes of the forward pass. It is proportional to their share of these bytes."""
 
+SURE: Final = 0.01  # Difference of probabilities that needs no simulation of a full GPU
+
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)  # Interval around a measured peak of allocated memory, as factors
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
@@ -183,11 +185,20 @@ def memory_need(
 
     if not callable(releasable_bytes):
         return need(releasable_bytes)
-    whole = need(0.0)
-    exceeds = most_releasable_bytes is not None and need(most_releasable_bytes).memory_fit == "exceeds"
-    if whole.memory_fit != "fits" and not exceeds:
+    whole, most = need(0.0), None if most_releasable_bytes is None else need(most_releasable_bytes)
+    if whole.memory_fit != "fits" and (most is None or most.memory_fit != "exceeds"):
         return need(releasable_bytes())
-    return defer(whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability")
+    chances = whole.fit_probability or 0.0, 1.0 if most is None else most.fit_probability or 0.0
+    if chances[1] - chances[0] >= SURE:
+        return defer(
+            whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability"
+        )
+    return defer(
+        whole,
+        lambda: replace(need(releasable_bytes()), fit_probability=chances[0]),
+        "memory_free_bytes",
+        "releasable_bytes",
+    )
 
 
 STUDENT_95: Final = 2.353  # Scale from the middle to an end of Student's t distribution with 3 degrees of freedom

@@ -187,7 +187,8 @@ def test_a_full_gpu_is_simulated_only_near_the_capacity_or_when_the_result_is_re
     at_once = memory_need(
         T4, gibibytes * GIBIBYTE, releasable_bytes=0.3 * GIBIBYTE, allocated_bytes=gibibytes * GIBIBYTE
     )
-    assert need == at_once
+    assert need.fit_probability == pytest.approx(at_once.fit_probability, abs=0.01)
+    assert replace(need, fit_probability=at_once.fit_probability) == at_once
     assert len(calls) == 1
 
 
