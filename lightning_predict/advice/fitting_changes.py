@@ -27,6 +27,7 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.simulation import copy_bytes
+from lightning_predict.memory.step_memory import usable_bytes
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.sources import Variant
 from lightning_predict.record.trace import DTYPE_BYTES, TensorInfo, Trace
@@ -79,6 +80,8 @@ def _ways(variants: Sequence[Variant], layout: Layout, assumptions: Assumptions)
         try:
             trace = variant.step()
         except LightningPredictError:  # for example a model without layers that LoRA adapts
+            continue
+        if (trace.memory.parameter_bytes or 0) > usable_bytes(layout.gpu):  # no change makes parameters smaller
             continue
         trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
         applicable = [name for name in CHANGES if _applies(name, trace, layout.gpu)]

@@ -146,16 +146,21 @@ def _given(is_wanted: Callable[[str], bool]) -> NoteRule:
 
 
 def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
-    missing = [
-        (row, f"{row.gpu} lacks at least {gibibytes(-row.memory_free_bytes)} GiB")
-        for row in predictions.values()
-        if row.memory_fit == "exceeds" and row.memory_free_bytes is not None and row.memory_free_bytes < 0
-    ]
+    missing = [(row, _lack(row)) for row in predictions.values() if row.memory_fit == "exceeds"]
     if missing:
         remedy = "`lightning-predict trace memory` shows what fills the memory and what would help"
         if any(row.num_gpus > 1 for row, _ in missing):
             remedy += ". `lightning-predict parallel` finds ways to split the model among GPUs"
         yield f"Too large: {listed([words for _, words in missing], most=2)}. {remedy}."
+
+
+def _lack(row: Prediction) -> str:
+    """Return what a GPU lacks by the numbers of its cell, or the chance if this is little."""
+    need = row.memory
+    lack = (need.memory_bytes or 0.0) - need.releasable_bytes - (need.usable_bytes or 0.0)
+    if lack < NOTICEABLE * (need.usable_bytes or 0.0) and need.fit_probability is not None:
+        return f"{row.gpu} is {share(need.fit_probability)} likely to fit"
+    return f"{row.gpu} lacks {gibibytes(lack)} GiB"
 
 
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:
