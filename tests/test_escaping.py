@@ -68,8 +68,7 @@ def test_markdown_and_table_escape_foreign_lines_and_plain_text_passes() -> None
     text = markdown_table(predictions())
     assert not RAW.search(text)
     assert not [line for line in text.splitlines() if re.match("setup|run:|#SBATCH|<", line)]
-    hostile = predictions()
-    assert not RAW.search(str(hostile))
+    assert not RAW.search(str(predictions()))
     for door in (one_line, terminal_text, html_text, markdown_text):
         assert door("8 x H100-SXM-80GB, $2.49/h (Straße, 日本)") == "8 x H100-SXM-80GB, $2.49/h (Straße, 日本)"
     assert terminal_text("\x1b[1;31mred\x1b[0m\tand\n\x1b[8mhidden") == "\x1b[1;31mred\x1b[0m\tand\n\\x1b[8mhidden"

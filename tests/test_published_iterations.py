@@ -29,8 +29,7 @@ def recorded(config: GptConfig, *, batch: int, length: int, training: bool) -> T
             with torch.no_grad():
                 model(tokens)
 
-    trace = lp.capture(step, warmup_steps=0)
-    return replace(trace, flags=Flags(matmul_tf32=False, cudnn_tf32=False))
+    return replace(lp.capture(step, warmup_steps=0), flags=Flags(matmul_tf32=False, cudnn_tf32=False))
 
 
 def test_gpt2_large_training_on_a_v100() -> None:

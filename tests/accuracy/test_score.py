@@ -53,8 +53,7 @@ def test_sums_strategies_releases_and_kernels_reach_the_prediction() -> None:
     (alone,), _ = score([CASE])
     (epoch,), _ = score([replace(CASE, count=250, further=((STEP, 50.0),))])
     assert epoch.predicted == pytest.approx([300 * end for end in alone.predicted])
-    eight = replace(CASE, gpu="8xA100-SXM-80GB", strategy="fsdp", release="2.4")
-    (row,), _ = score([eight])
+    (row,), _ = score([replace(CASE, gpu="8xA100-SXM-80GB", strategy="fsdp", release="2.4")])
     expected = lp.predict(record(), ["8xA100-SXM-80GB"], strategy="fsdp", release="2.4", history=False)
     assert row.predicted[1] == expected["8xA100-SXM-80GB"].iteration_seconds
     (eager, compiled), _ = score([CASE, replace(CASE, kernels=("compile",))])

@@ -67,8 +67,7 @@ def test_smallest_set_is_first_and_each_next_one_is_faster() -> None:
     for way in ways:
         assert way.accumulate == ceil(256 / way.largest_batch)
         assert way.batch_size == ceil(256 / way.accumulate)
-    report = memory_report(trace, gpu("RTX-3060"))
-    first, second = known(report).ways_in_words[:2]
+    first, second = known(memory_report(trace, gpu("RTX-3060"))).ways_in_words[:2]
     assert first.startswith("To fit, with the fewest changes: ")
     assert second == f"Cheaper, with more changes: {ways[1].sentence}."  # float32 matmuls are slow, so 16 bits pay
     assert "bf16-mixed" in second
@@ -175,8 +174,7 @@ def test_frozen_weights_in_4_bits_are_one_of_the_changes() -> None:
     assert (way.changes, way.accumulate) == (("frozen weights in 4 bits",), 1)
     assert way.largest_batch > 256
     own = lp.predict(packed, ["RTX-3090"], history=False)["RTX-3090"]
-    assert way.seconds == own.iteration_seconds
-    assert way.fit_probability == own.memory.fit_probability
+    assert (way.seconds, way.fit_probability) == (own.iteration_seconds, own.memory.fit_probability)
     report = known(memory_report(trace, gpu("RTX-3090"), variants=[given]))
     assert report.ways == (way,)
 

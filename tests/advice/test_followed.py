@@ -63,8 +63,7 @@ def test_profile_takes_data_flow_from_a_capture_of_the_same_step_only(captured: 
     forward = [operation for operation in captured.operations if operation.phase != "optimizer"]
     assert [operation.outputs != () for operation in married.operations] == [one.outputs != () for one in forward]
     assert [operation.module for operation in married.operations] == [operation.module for operation in forward]
-    assert married.kernels == profile.kernels
-    assert married.parameters == captured.parameters
+    assert (married.kernels, married.parameters) == (profile.kernels, captured.parameters)
     with pytest.raises(InvalidArgumentError, match=r"only \d+% are in the followed step"):
         with_data_flow(as_profiled(captured), trained(8))
     with pytest.raises(InvalidArgumentError, match="holds no results of operations"):

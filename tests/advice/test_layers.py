@@ -47,8 +47,7 @@ def test_rows_add_up_to_the_device_time_with_the_optimizer() -> None:
 def test_unfused_gelu_is_named() -> None:
     table = layer_table(trained(), GPUS, None)
     (named,) = [row for row in table.rows if row.pattern is not None]
-    assert named.module == "*"
-    assert named.pattern == "GELU written out: F.gelu is one kernel"
+    assert (named.module, named.pattern) == ("*", "GELU written out: F.gelu is one kernel")
     assert str(table).startswith("Where it goes")
 
 
@@ -63,8 +62,7 @@ def test_step_with_kernels_has_their_times_and_no_unfused_pattern() -> None:
 
 
 def test_changed_step_has_its_own_column() -> None:
-    trace = trained()
-    table = layer_table(trace, GPUS[:1], None, after=trained(1024))
+    table = layer_table(trained(), GPUS[:1], None, after=trained(1024))
     assert table.columns == ("L4", "L4, changed")
     assert sum(row.seconds[1] for row in table.rows) > sum(row.seconds[0] for row in table.rows)
     assert table.as_dict()["rows"][0]["module"] == table.rows[0].module

@@ -28,8 +28,7 @@ def test_host_bound_profile_gains_nothing_from_half_precision() -> None:
 
 def test_device_bound_profile_gains_as_much_as_its_kernels() -> None:
     """Products of 8 ms on ordinary lanes go to tensor cores, additions of 1 ms move half of the bytes."""
-    trace = profiled(kernel_seconds=1e-3, every=20e-6)
-    changed, _ = CHANGES["half"].apply(trace, Assumptions())
+    changed, _ = CHANGES["half"].apply(profiled(kernel_seconds=1e-3, every=20e-6), Assumptions())
     products, additions = (
         math.fsum(k.seconds for operation in changed.operations if operation.name == name for k in operation.kernels)
         for name in ("aten::mm", "aten::add")

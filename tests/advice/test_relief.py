@@ -70,13 +70,11 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def report(trace: Trace) -> MemoryReport:
-    found = memory_report(trace, gpu("L4"))
-    return known(found)
+    return known(memory_report(trace, gpu("L4")))
 
 
 def reserved(trace: Trace) -> int:
-    memory = step_memory(trace)
-    return known(memory).bytes_on(gpu("L4"))
+    return known(step_memory(trace)).bytes_on(gpu("L4"))
 
 
 def saved(report: MemoryReport) -> dict[str, float]:

@@ -40,8 +40,7 @@ def test_finished_batches_short_runs_and_unknown_totals_are_no_change() -> None:
     before = replace(WORK, loader=Loader(seconds_per_batch=2.0))
     later = replace(before, training=Batches(optimizer_steps=50, batches=50))
     assert not host_time_changed(PREDICTED, before, later)
-    short = with_total(H100, 10.0)
-    brief = Predictions((short,))
+    brief = Predictions((with_total(H100, 10.0),))
     assert not host_time_changed(brief, with_files(0.1), with_files(0.5))  # 40 s more than 10
     assert host_time_changed(brief, with_files(0.1), with_files(0.8))
     assert not host_time_changed(Predictions((MINIMAL,)), WORK, with_files(1e6))

@@ -68,8 +68,7 @@ def test_kernels_that_no_operation_of_torch_launched_are_predicted(
 
 def test_memory_of_a_graph_ignores_a_larger_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay allocates nothing. The allocator holds 2 GiB; an earlier model of the process reached 20 GiB."""
-    device = FakeDevice(graph_document(), peak_bytes=20 * GIB)
-    predictor, _ = fitted(device, tmp_path, monkeypatch)
+    predictor, _ = fitted(FakeDevice(graph_document(), peak_bytes=20 * GIB), tmp_path, monkeypatch)
     assert known(predictor.trace).memory.peak_bytes == 2 * GIB
 
 

@@ -255,8 +255,7 @@ def test_training_is_bit_identical_and_nothing_is_timed_once_all_is_known(
 ) -> None:
     def trained(callbacks: list[Any]) -> dict[str, Tensor]:
         model = turns(lightning, lambda batch: batch % 5 == 4, is_regularised=lambda batch: batch % 16 == 0)
-        trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=callbacks)
-        trainer.fit(model, lightning.loader(100))
+        lightning.trainer(tmp_path, max_epochs=1, callbacks=callbacks).fit(model, lightning.loader(100))
         return dict(model.state_dict())
 
     predictor = RuntimePredictor(GPUS, print_table=False)

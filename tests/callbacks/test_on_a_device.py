@@ -234,9 +234,7 @@ def test_where_the_profiler_fails_the_step_is_recorded_without_it_and_predicted_
     predictor, model = fitted(device, tmp_path, monkeypatch, accumulate_grad_batches=2)
     trace = check_predictions(predictor)
     assert model.batches_trained == STEPS
-    assert trace.recorder == recorder
-    assert trace.device == "cuda"
-    assert trace.batches == 2
+    assert (trace.recorder, trace.device, trace.batches) == (recorder, "cuda", 2)
     assert trace.operations
     errors = "; then ".join([f"RuntimeError: {TAKEN}"] * len(calls))
     assert [note for note in trace.notes if "profiler" in note] == [
@@ -346,8 +344,7 @@ def test_an_amd_gpu_is_timed_and_its_kernels_are_left_out(tmp_path: Path, monkey
     name = "AMD Instinct MI300X"
     document = {**small_document(), "deviceProperties": [{"id": 0, "name": name, "warpSize": 64}]}
     predictor, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch)
-    trace = check_predictions(predictor)
-    assert trace.running_step_seconds == pytest.approx(0.03)
+    assert check_predictions(predictor).running_step_seconds == pytest.approx(0.03)
     assert predictor.predictions is not None
     text = " ".join(predictor.predictions.text(verbose=True).split())
     assert f"Recorded on {name}, which is not NVIDIA's. Its 40 measured kernels are ignored" in text

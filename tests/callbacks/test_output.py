@@ -81,8 +81,7 @@ def test_characters_that_the_output_lacks_are_replaced(
 ) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
-    predictor = fit(lightning, tmp_path)
-    assert predictor.outcome is not None
+    assert fit(lightning, tmp_path).outcome is not None
     assert b"T4" in written.getvalue()
 
 

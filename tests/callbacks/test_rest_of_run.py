@@ -148,8 +148,7 @@ def test_what_lies_between_epochs_counts_on_every_gpu(
     # Of the second epoch nine batches are left, and two epochs more: all three end as the first did.
     assert watching.left[11] == 29 * 1.0 + 3 * 20.0
     assert calls[1].workload.between.middle == 3 * 20.0
-    total = known(watching.predictor.predictions)["T4"].total_seconds
-    assert known(total) > 60.0
+    assert known(known(watching.predictor.predictions)["T4"].total_seconds) > 60.0
 
 
 def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -164,8 +163,7 @@ def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, tim
 
     model.validation_step = validation_step
     watching = Watching(lightning, (16, 32, 64))
-    budget = CostBudget(hours=10.0)
-    watching.fit(tmp_path, model, 100, validation=8, callbacks=[budget], logger=logger)
+    watching.fit(tmp_path, model, 100, validation=8, callbacks=[CostBudget(hours=10.0)], logger=logger)
     rows = [row for row in our_rows(logger) if row["run_budget/hours_forecast"]]
     assert [row["step"] for row in rows][:2] == ["15", "31"]  # from 0, as the Trainer's
     for row in rows:

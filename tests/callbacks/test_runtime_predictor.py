@@ -44,8 +44,7 @@ def test_it_predicts_after_the_warmup_and_the_capture(small: Small, tmp_path: Pa
     # None after three batches; there after the fourth, before the fifth begins.
     assert [trained for trained, predictions in batches_trained if predictions is None] == [1, 2, 3]
     (call,) = calls
-    assert call.trace.batches == 1
-    assert call.trace.samples == BATCH_SIZE
+    assert (call.trace.batches, call.trace.samples) == (1, BATCH_SIZE)
     assert call.trace.optimizer_steps == 1
     assert call.trace.step_seconds == (1.0, 1.0)  # of three, the first is cold
     assert call.trace.loader_seconds == (1.0, 1.0)  # before the second and the third batch
@@ -58,8 +57,7 @@ def test_it_predicts_after_the_warmup_and_the_capture(small: Small, tmp_path: Pa
 def test_whole_accumulation_windows_are_recorded(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     fit(small, tmp_path, RuntimePredictor(GPUS), batches=12, accumulate_grad_batches=2)
     (call,) = calls
-    assert call.trace.batches == 2
-    assert call.trace.samples == 2 * BATCH_SIZE
+    assert (call.trace.batches, call.trace.samples) == (2, 2 * BATCH_SIZE)
     assert call.workload.training_iterations == 12 // 2 - 4
     # Two batches go forward (two linear layers each), one update follows.
     forward = [operation.name for operation in call.trace.operations if operation.phase == "forward"]
@@ -70,11 +68,9 @@ def test_the_short_window_at_the_end_of_an_epoch_is_passed_over(
     small: Small, tmp_path: Path, calls: list[Call]
 ) -> None:
     # Epochs of 3 + 1 batches: windows 1, 3 and 5 are timed, 7 is recorded; 2, 4, 6 and 8 are short.
-    predictor = RuntimePredictor(GPUS)
-    fit(small, tmp_path, predictor, batches=4, max_epochs=4, accumulate_grad_batches=3)
+    fit(small, tmp_path, RuntimePredictor(GPUS), batches=4, max_epochs=4, accumulate_grad_batches=3)
     (call,) = calls
-    assert call.trace.batches == 3
-    assert call.workload.training_iterations == 1
+    assert (call.trace.batches, call.workload.training_iterations) == (3, 1)
 
 
 def test_the_step_of_the_recording_is_counted_as_the_rest_is(
@@ -147,8 +143,7 @@ def test_validation_comes_from_the_second_batch_of_the_sanity_check(
     (call,) = calls
     assert call.validation is not None
     assert {operation.phase for operation in call.validation.operations} <= {"forward", "other"}
-    assert call.validation.samples == BATCH_SIZE
-    assert call.workload.validation_iterations == 2 * 3
+    assert (call.validation.samples, call.workload.validation_iterations) == (BATCH_SIZE, 2 * 3)
 
 
 def test_without_a_sanity_check_it_predicts_again_after_the_first_validation(

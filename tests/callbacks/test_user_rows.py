@@ -84,8 +84,7 @@ def test_logger_whose_steps_may_not_go_back_drops_no_row_of_the_user(
     small: Small, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     observed, alone = (fit(small, tmp_path, monotonic(small), case, callbacks) for callbacks in (ours(), []))
-    assert observed.rows == alone.rows
-    assert observed.runs == 1
+    assert (observed.rows, observed.runs) == (alone.rows, 1)
     assert observed.empty == 0  # after fewer than 20 batches, there is no outcome to log
 
 

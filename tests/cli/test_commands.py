@@ -431,8 +431,7 @@ def test_simulate_without_a_plan_and_quantization_without_lora_are_refused(run: 
 def test_quick_measurement_writes_a_profile(run: Run, tmp_path: Path) -> None:
     words = ("measure", tmp_path / "tables", "--quick", "--device", "cpu", "--gpu", "L4")
     answer = run(*words, "--json").json
-    assert answer["name"] == "L4"
-    assert answer["figures"][0]["name"] == "float32 products"
+    assert (answer["name"], answer["figures"][0]["name"]) == ("L4", "float32 products")
     out = run(*words).out
     assert "assumed before" in out
     assert f"predict --gpus L4 --profile {tmp_path / 'tables' / 'anchors.toml'}" in out

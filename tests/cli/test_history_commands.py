@@ -33,8 +33,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_history_compares_runs_with_predictions(file: Path, run: Run) -> None:
     for record in (RECORD, SLOWER, OTHER):
         append_record(record)
-    ran = run("history")
-    lines = ran.out.splitlines()
+    lines = run("history").out.splitlines()
     assert lines[2].split() == "2026-11-20 01234567 T4 16 250 ms 1 min 40 s 1 min 50 s +10 %".split()
     assert lines[4].split() == "2026-11-22 - 8xL4 - 250 ms 1 min 40 s 1 min 30 s -10 %".split()
     # The median of 1.1 and 1.3 times the predicted time.

@@ -29,8 +29,7 @@ def test_power_is_the_limit_times_gpus_and_overhead_if_always_busy() -> None:
     assert hour.co2_kilograms is None
     assert energy(3600.0, T4, busy_share=1.0, num_gpus=8, overhead=1.5).kilowatt_hours == pytest.approx(0.07 * 8 * 1.5)
     assert with_values(RUN, total=None).energy is None
-    found = with_values(RUN, device_seconds=0.02).energy
-    assert known(found).watts == 70.0
+    assert known(with_values(RUN, device_seconds=0.02).energy).watts == 70.0
 
 
 def test_a_device_that_waits_takes_a_share() -> None:

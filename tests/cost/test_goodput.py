@@ -77,8 +77,7 @@ def test_a_budget_pays_for_failures_and_checkpoints_too() -> None:
     best = best_layouts(TRACE, ["8xL4"], iterations=10**8, usd_per_hour=1.0, count=1, reliability=rare)[0]
     # Parameters and Adam's two moments, 192 MiB; a GPU of eight fails every 12.5 hours.
     assert best.goodput is not None
-    assert best.goodput.checkpoint_bytes == 3 * 2**26
-    assert best.goodput.failure_seconds == 12.5 * 3600
+    assert (best.goodput.checkpoint_bytes, best.goodput.failure_seconds) == (3 * 2**26, 12.5 * 3600)
     assert plain.cost_usd is not None
     assert best.cost_usd is not None
     assert best.cost_usd == pytest.approx(plain.cost_usd / best.goodput.share)

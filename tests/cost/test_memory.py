@@ -299,8 +299,7 @@ def test_parts_of_tensor_memory_add_up_with_and_without_gradients() -> None:
     assert tensor_bytes(TRACE) == (400 + 400 + 800) + 200 + (800 + 2000)
     trace = replace(TRACE, memory=Memory(parameter_bytes=400))
     assert tensor_bytes(trace) == (400 + 400) + 200 + (800 + 2000)
-    forward = replace(trace, operations=TRACE.operations[:2])
-    assert tensor_bytes(forward) == 400 + 200 + (800 + 2000)
+    assert tensor_bytes(replace(trace, operations=TRACE.operations[:2])) == 400 + 200 + (800 + 2000)
 
 
 def test_workspaces_are_allocated_as_torch_counts_it() -> None:
@@ -311,8 +310,7 @@ def test_workspaces_are_allocated_as_torch_counts_it() -> None:
     def step() -> None:
         model(images).sum().backward()
 
-    trace = lp.capture(step, warmup_steps=0)
-    memory, card = step_memory(trace), gpu("T4")
+    memory, card = step_memory(lp.capture(step, warmup_steps=0)), gpu("T4")
     assert memory is not None
     image = 64 * 16 * 64 * 64 * 4
     tensors = memory.persistent_bytes + memory.temporary_bytes
@@ -374,7 +372,6 @@ def test_a_workspace_a_thread_that_computes() -> None:
     tensors = tensor_bytes(PRODUCTS) + memory.slack_bytes
     assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
     assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
-    forward = step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))
-    assert known(forward).cublas_handles == 1
+    assert known(step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))).cublas_handles == 1
     without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
     assert known(without_products).cublas_handles == 0

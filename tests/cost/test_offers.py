@@ -85,8 +85,7 @@ def test_prices_change_within_a_year_and_a_half() -> None:
 @pytest.mark.parametrize("name", ["T4", "V100-SXM2-16GB", "L4", "A10G", "L40S", "A100-SXM-80GB", "H100-SXM-80GB"])
 def test_every_common_gpu_has_two_offers_and_a_current_price(name: str) -> None:
     assert len(offers_for(name)) >= 2
-    cheapest = cheapest_offer(name)
-    assert known(cheapest).date >= "2025"
+    assert known(cheapest_offer(name)).date >= "2025"
 
 
 def test_old_consumer_and_large_machines_have_their_listed_prices() -> None:
@@ -189,8 +188,7 @@ def load(folder: Path, text: str) -> tuple[Offer, ...]:
 
 def test_price_list_file_is_read(tmp_path: Path) -> None:
     (offer,) = load(tmp_path, GOOD)
-    assert offer.usd_per_gpu_hour == 0.75
-    assert offer.spot_usd_per_hour == 0.5
+    assert (offer.usd_per_gpu_hour, offer.spot_usd_per_hour) == (0.75, 0.5)
     assert offer.region is None
     assert offer.label == "P i (2026-05, in stock)"
     (offer,) = load(tmp_path, GOOD.replace('date = "2026-05"', 'date = "2026-05"\nregion = "east"'))

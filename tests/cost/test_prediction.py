@@ -44,11 +44,9 @@ def test_run_costs_its_hours_times_the_users_or_the_offers_price() -> None:
     assert (price.usd_per_hour, price.cost_usd) == (2.0, 4.0)
     assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
     by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
-    assert by_name.cost_usd == 8.0
-    assert by_name.offer == "your own price"
+    assert (by_name.cost_usd, by_name.offer) == (8.0, "your own price")
     assert by_name.priced_on == date.today().isoformat()
-    offer = offer_for(T4, offers=[OFFER], usd_per_hour={"L4": 4.0})
-    assert offer is OFFER
+    assert offer_for(T4, offers=[OFFER], usd_per_hour={"L4": 4.0}) is OFFER
     nothing = price_of(TWO_HOURS, T4, offers=[])
     assert (nothing.usd_per_hour, nothing.cost_usd, nothing.offer) == (None, None, None)
     assert price_of(UNKNOWN, T4, offers=[OFFER]).cost_usd is None

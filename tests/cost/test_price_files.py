@@ -56,8 +56,7 @@ def test_yaml_offers_are_read_with_names_of_any_spelling(tmp_path: Path) -> None
     )
     assert first.usd_per_gpu_hour == 1.55  # 12.40 / 8
     assert (second.gpu, second.instance, second.num_gpus, second.date) == ("L4", "7", 1, "2026-10")
-    assert second.source == "prices.yaml"
-    assert second.label == "Our cluster 7 spot (2026-10)"
+    assert (second.source, second.label) == ("prices.yaml", "Our cluster 7 spot (2026-10)")
 
 
 def test_yaml_may_use_merged_defaults_and_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:

@@ -130,8 +130,7 @@ def test_an_unknown_gpu_is_said() -> None:
 def test_dense_gradients_are_exchanged_as_fast_as_predict_has_them() -> None:
     # One bucket of the table's 80 MB: the same message over the same links during a training step.
     table = EmbeddingTable(rows=200_000, dim=100, pooling=10)
-    plan = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=1024)
-    (exchange,) = plan.exchanges
+    (exchange,) = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=1024).exchanges
     weight = TensorInfo((200_000, 100), "float32")
     trace = Trace(
         operations=(

@@ -20,8 +20,7 @@ def recorded(model: nn.Module, *data: Tensor, batches: int = 1, samples: int | N
         for _ in range(batches):
             model(*data).sum().backward()
 
-    trace = lp.capture(step, samples_per_step=samples)
-    return replace(trace, batches=batches)
+    return replace(lp.capture(step, samples_per_step=samples), batches=batches)
 
 
 def meta_dlrm() -> tuple[nn.Module, Tensor, Tensor]:
@@ -117,8 +116,7 @@ def test_invalid_table_is_refused(words: dict[str, object], problem: str) -> Non
 
 def test_bytes_by_hand() -> None:
     table = EmbeddingTable(rows=1000, dim=16, pooling=5, vectors=2, dtype="float16")
-    assert table.parameter_bytes == 1000 * 16 * 2
-    assert table.vector_bytes_per_sample == 2 * 16 * 2
+    assert (table.parameter_bytes, table.vector_bytes_per_sample) == (1000 * 16 * 2, 2 * 16 * 2)
     # Two bags of five indices, and two lengths; a quarter of the rows has a quarter of the indices.
     assert table.index_bytes_per_sample() == 2 * (5 + 1) * 8
     assert table.index_bytes_per_sample(0.25) == 2 * (5 / 4 + 1) * 8

@@ -51,8 +51,7 @@ def recorded(*, batch: int = BATCH, rows: int = ROWS, accumulated: int = 1) -> T
         optimizer.step()
         if is_recorded:
             session.stop()
-    trace = session.trace()
-    return replace(trace, samples=batch * accumulated)
+    return replace(session.trace(), samples=batch * accumulated)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +103,7 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
     free = total(events, "layers that need no vectors")
     dense = total(events, "layers on the vectors") + total(events, "backward pass beside the gradients' exchange")
     assert free > 0  # the bottom perceptron
-    reduce = total(events, "all-reduce of dense gradients")
-    assert reduce > 0
+    assert total(events, "all-reduce of dense gradients") > 0
     last = total(events, "dense update")
     if kind == "data_parallel":  # every look-up is at home; the tables' gradients are copies', behind the update
         assert {event.name for event in events if event.is_transfer} == {
@@ -156,8 +154,7 @@ def test_predict_and_shard_share_one_all_reduce() -> None:
     trace = lp.capture(lambda: layer(data).sum().backward(), samples_per_step=8)
     predicted = lp.predict(trace, ["4xA100-SXM-80GB"], strategy="ddp", history=False)["4xA100-SXM-80GB"]
     table = EmbeddingTable(rows=16384, dim=1024)
-    plan = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=32)
-    (exchange,) = plan.exchanges
+    (exchange,) = sharded_step([Assignment(table, "data_parallel")], FOUR, samples=32).exchanges
     assert exchange.message_bytes == 1024 * 16384 * 4
     assert exchange.time.middle == predicted.step.communication_seconds
 

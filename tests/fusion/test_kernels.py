@@ -70,8 +70,7 @@ def test_products_end_kernels_and_views_and_strangers_do_not() -> None:
         trace(*CHAIN, matrix("mm", (4, 5), 6), operation("relu", (6,), 7), operation("mul", (7, 0), 8))
     )
     assert [kernel.name for kernel in operations] == [FUSED, "aten::mm", FUSED]
-    view = operation("view", (2,), 2)
-    operations = compiled(trace(CHAIN[0], view, *CHAIN[1:]))
+    operations = compiled(trace(CHAIN[0], operation("view", (2,), 2), *CHAIN[1:]))
     assert sorted(kernel.name for kernel in operations) == ["aten::view", FUSED]
     alone = (operation("mul", (0,), 1), operation("tanh", (2,), 3))
     assert compiled(trace(*alone)) == alone
@@ -251,8 +250,7 @@ def test_short_rows_losses_and_windows_are_read_once_and_longer_ones_again() -> 
     short = nn.Sequential(nn.LayerNorm(1024), nn.ReLU())
     (kernel,) = (each for each in compiled(meta_step(short, 64, 1024)) if each.name == FUSED)
     assert kernel.arguments["operations"] == ["aten::native_layer_norm", "aten::relu"]
-    long = nn.Sequential(nn.LayerNorm(8192), nn.ReLU())
-    assert names(meta_step(long, 64, 8192)) == [FUSED, FUSED]
+    assert names(meta_step(nn.Sequential(nn.LayerNorm(8192), nn.ReLU()), 64, 8192)) == [FUSED, FUSED]
     x, y = TensorInfo((SIZE,), "float32", id=0), TensorInfo((SIZE,), "float32", id=1)
     mean = TensorInfo((), "float32", id=2)
     loss = Operation(name="aten::smooth_l1_loss", phase="forward", inputs=(x, y), outputs=(mean,))

@@ -56,8 +56,7 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
     assert row.compute_capability == (8, 6)
     assert row.boost_clock_hz == 1e9
     assert row.peak_flops_per_second == {"float32": 2.56e12}  # 128 lanes x 10 x 1 GHz x 2
-    assert row.dram_bytes_per_second == 100e9
-    assert row.l2_bytes == 2 * 1024 * 1024
+    assert (row.dram_bytes_per_second, row.l2_bytes) == (100e9, 2 * 1024 * 1024)
     assert row.memory_bytes == 8 * 1024**3
     assert not row.has_stacked_memory
     assert row.has_peer_access  # unless the row says otherwise

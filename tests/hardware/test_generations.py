@@ -47,8 +47,7 @@ def test_a_file_of_ones_own_says_the_vendor_or_its_name_does(name: str, row: str
     path = tmp_path / "gpus.toml"
     path.write_text(f'[gpu.{name}]\nlike = "H100-SXM-80GB"\n{row}\n', encoding="utf-8")
     (board,) = read_gpus(path)
-    assert board.vendor == vendor
-    assert board.architecture == "hopper"
+    assert (board.vendor, board.architecture) == (vendor, "hopper")
     assert board.generation == generation_of(NVIDIA, (9, 0))
 
 

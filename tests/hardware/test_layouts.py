@@ -32,8 +32,7 @@ from lightning_predict.hardware.layouts import MAX_GPUS, Layout, find_machine, i
 def test_each_form_of_the_grammar(name: str, gpu_name: str, per_node: int, nodes: int, canonical: str) -> None:
     layout = layout_of(name)
     assert layout == Layout(gpu(gpu_name), per_node, nodes)
-    assert layout.name == canonical
-    assert layout.count == per_node * nodes
+    assert (layout.name, layout.count) == (canonical, per_node * nodes)
 
 
 def test_a_gpu_and_a_layout_stand_for_themselves() -> None:

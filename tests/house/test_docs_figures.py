@@ -240,8 +240,7 @@ def test_placeholders_give_figures_and_facts(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_table_has_chosen_rows_and_columns_and_its_caption(monkeypatch: pytest.MonkeyPatch) -> None:
     made = result(monkeypatch)
-    text = replaced("table made: Errors | rows: T4|all | columns: median %")
-    lines = text.splitlines()
+    lines = replaced("table made: Errors | rows: T4|all | columns: median %").splitlines()
     assert lines[:4] == ["| GPU | median % |", "|---|---:|", "| T4 | 3.4 |", "| all | 4.1 |"]
     assert lines[-1] == (
         "*`python -m benchmarks.made`, run on 2026-11-27 at 0123456; 1,015 cases; fitted to these rows: a constant.*"

@@ -122,8 +122,7 @@ def test_all_trainers_give_the_same_totals_and_outcomes(tmp_path: Path, time: Cl
     loop = Loop(time).watched(60, print_table=False)
     for run in (hugging_face, lightning, loop):
         assert run.outcome is not None
-        assert run.outcome.batches == 44
-        assert run.outcome.actual_seconds == pytest.approx(44.0)
+        assert (run.outcome.batches, run.outcome.actual_seconds) == (44, pytest.approx(44.0))
         assert run.outcome.predicted_seconds == pytest.approx(44.0)
         assert run.outcome.predicted == run.outcome.predicted.scaled(1.0)
     low = {round(run.outcome.predicted.low, 6) for run in (hugging_face, lightning, loop) if run.outcome is not None}
@@ -240,8 +239,7 @@ def test_a_stall_ends_no_run_within_its_budget(tmp_path: Path, time: Clock) -> N
             time.advance(100.0 if state.global_step == 5 else 0.0)
 
     predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False, hours=210 / 3600)
-    trainer = trained(tmp_path, Stall(), predictor, steps=100, time=time)
-    assert trainer.state.global_step == 100
+    assert trained(tmp_path, Stall(), predictor, steps=100, time=time).state.global_step == 100
     assert predictor.stopping_reason is None
 
 

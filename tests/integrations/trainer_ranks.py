@@ -85,8 +85,7 @@ def main(folder: Path, names: list[str]) -> None:
     """Run the cases on this rank."""
     rank = int(os.environ["RANK"])
     for name in names:
-        seen = train(name, folder, rank)
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(seen))
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(train(name, folder, rank)))
 
 
 if __name__ == "__main__":

@@ -142,8 +142,7 @@ def test_groups_without_a_kernel_are_copied_to_32_channels() -> None:
     card = gpu("H200-SXM-141GB")
     cycles = 2 * 128 * 576 * 14 * 14 * 32 / 24 * PLACING_CYCLES  # images and results, padded
     copies = cycles / (card.streaming_multiprocessors * card.boost_clock_hz)
-    seconds = by_formula(item)[GPUS.index(card), 0]
-    assert copies < seconds < 368e-6
+    assert copies < by_formula(item)[GPUS.index(card), 0] < 368e-6
 
 
 def test_groups_with_kernels_gain_channels_last_and_large_depthwise_filters_lose() -> None:
@@ -229,16 +228,14 @@ def test_float64_is_computed_at_its_own_rate() -> None:
         "conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3
     )
     least = float(batch_shapes([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
-    seconds = by_formula(item)[:, 0]
-    assert (seconds > least)[~np.isnan(least)].all()
+    assert (by_formula(item)[:, 0] > least)[~np.isnan(least)].all()
 
 
 def test_depthwise_filters_and_patches_take_about_their_traffic(models: BundledModels) -> None:
     # On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms.
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}
     item = operation_shape("conv2d", "tf32", **words, channels_last=1)
-    seconds = predict_operation_times([item], [gpu("L4")], models).seconds[0, 0]
-    assert 0.34e-3 < seconds < 0.9e-3
+    assert 0.34e-3 < predict_operation_times([item], [gpu("L4")], models).seconds[0, 0] < 0.9e-3
     # ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs.
     words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "image_size": 56, "padding": 3}
     item = operation_shape("conv2d", "float16", kernel_size=7, channels_last=1, **words)

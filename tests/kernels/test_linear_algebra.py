@@ -123,8 +123,7 @@ def test_a_grouped_product_has_the_work_of_its_groups(name: str, shapes: list[tu
         *(TensorInfo(offset, "int32") for offset in offsets),
     )
     (shape,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
-    assert shape.operation == "bmm"
-    assert shape.dims[0] == 8
+    assert (shape.operation, shape.dims[0]) == ("bmm", 8)
     assert shape.dtype == ("bfloat16" if name == "aten::_grouped_mm" else "float8")
     assert flops_of([shape]) == flops
 

@@ -148,8 +148,7 @@ def test_gamma_is_one_without_arithmetic_and_half_at_the_ridge_of_its_dtype() ->
 @given(low=st.floats(0, 1e6), more=st.floats(0, 1e6), ridge=st.floats(1e-3, 1e3))
 def test_gamma_falls_with_intensity_and_stays_between_zero_and_one(low: float, more: float, ridge: float) -> None:
     first = memory_boundedness(intensity=low, ridge=ridge)
-    second = memory_boundedness(intensity=low + more, ridge=ridge)
-    assert 0 <= second <= first <= 1
+    assert 0 <= memory_boundedness(intensity=low + more, ridge=ridge) <= first <= 1
 
 
 @pytest.mark.parametrize(("intensity", "ridge"), [(-1.0, 1.0), (1.0, 0.0)])

@@ -49,8 +49,7 @@ def test_smallest_sufficient_block_is_taken_and_remainder_split_off() -> None:
 
 def test_remainder_of_up_to_a_mebibyte_is_not_split_off() -> None:
     allocator = CachingAllocator()
-    block = allocator.allocate(11 * MEBIBYTE)
-    assert block.size == allocator.allocated_bytes == 12 * MEBIBYTE
+    assert allocator.allocate(11 * MEBIBYTE).size == allocator.allocated_bytes == 12 * MEBIBYTE
     small = allocator.allocate(KIBIBYTE + 1)
     assert small.size == KIBIBYTE + 512  # in the small pool every 512 bytes are split off
     allocator.allocate(MEBIBYTE - small.size - 512)
@@ -68,8 +67,7 @@ def test_large_block_is_split_if_more_than_one_mebibyte_remains(request_bytes: i
 
 def test_adjacent_free_blocks_are_merged() -> None:
     allocator = CachingAllocator()
-    whole = allocator.allocate(60 * MEBIBYTE)
-    allocator.free(whole)
+    allocator.free(allocator.allocate(60 * MEBIBYTE))
     parts = [allocator.allocate(20 * MEBIBYTE) for _ in range(3)]
     assert allocator.reserved_bytes == 60 * MEBIBYTE
     allocator.free(parts[0])
@@ -155,8 +153,7 @@ def test_full_gpu_releases_unused_segments() -> None:
 def test_live_block_keeps_its_segment_until_out_of_memory() -> None:
     """A SwinUNETR on 12 GB failed with 3.5 GiB reserved but unused: segments with a live block cannot be released."""
     allocator = CachingAllocator(capacity_bytes=64 * MEBIBYTE)
-    large = allocator.allocate(40 * MEBIBYTE)
-    allocator.free(large)
+    allocator.free(allocator.allocate(40 * MEBIBYTE))
     allocator.allocate(2 * MEBIBYTE)  # in the 40 MiB, which stay
     with pytest.raises(AllocationError):
         allocator.allocate(48 * MEBIBYTE)

@@ -16,8 +16,7 @@ def test_names_have_a_library_and_shipped_configurations_a_source() -> None:
     parsed = parse_model_name("hf:Qwen/Qwen2.5-7B")
     assert (parsed.library, parsed.name, parsed.configuration) == ("hf", "Qwen/Qwen2.5-7B", None)
     entry = shipped("hf", "qwen/qwen2.5-7b-instruct")
-    assert entry.name == "Qwen/Qwen2.5-7B"
-    assert entry.config["num_key_value_heads"] == 4
+    assert (entry.name, entry.config["num_key_value_heads"]) == ("Qwen/Qwen2.5-7B", 4)
     assert entry.url.startswith("https://")
     assert entry.date >= "2026"
     models = {model.name for library in ("hf", "diffusers") for model in shipped_models(library).values()}

@@ -54,8 +54,7 @@ def test_remaining_steps_take_the_measured_time_until_a_limit() -> None:
 
 def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     run = clock(wait=0.5)
-    batch_times = run.batch_times(batches_per_window=1)
-    waits = 30 * 0.5 + 50 * known(batch_times).later_wait.middle
+    waits = 30 * 0.5 + 50 * known(run.batch_times(batches_per_window=1)).later_wait.middle
     rest = run.rest(FACTS)
     assert middle(rest) == pytest.approx(80.0 + waits)
     loader = rest.workload.loader
@@ -80,8 +79,7 @@ def test_validation_counts_as_its_sanity_check_or_as_forward_passes() -> None:
 
 def test_workers_that_keep_up_only_hand_over_and_others_make_a_batch_in_a_step_and_its_wait() -> None:
     facts = replace(FACTS, has_workers=True, workers=2)
-    few = clock(wait=0.9 * STALL_SHARE).rest(facts).workload.loader
-    assert not few.overlaps
+    assert not clock(wait=0.9 * STALL_SHARE).rest(facts).workload.loader.overlaps
     slow = clock(wait=0.6).rest(facts).workload.loader
     assert slow.overlaps
     assert 1.0 < slow.seconds_per_batch <= 1.6 + 1e-9

@@ -87,8 +87,7 @@ def names(folder: Path, run: str, *, owner: str, has_checkpoint: bool = False) -
     """Return the stem of the files that a fit writes, after it has looked for its ledger."""
     earlier, _ = find_ledger(str(folder), run=run)
     place = save_own(str(folder), kept(run, owner=owner), place=earlier, has_checkpoint=has_checkpoint)
-    saved = read_ledger(place.ledger)
-    assert known(saved).owner == owner
+    assert known(read_ledger(place.ledger)).owner == owner
     assert Path(place.checkpoint).stem == Path(place.ledger).stem
     return Path(place.ledger).stem
 

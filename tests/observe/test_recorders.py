@@ -203,8 +203,7 @@ def test_a_block_that_something_breaks_is_tried_once_more() -> None:
         for _ in range(5):
             assert twice.batch(1.0, loader=0.0) is None
         twice.recorder.pause()
-    trace = known(twice.batch(1.0, loader=0.0))
-    assert trace.running_step_seconds is None
+    assert known(twice.batch(1.0, loader=0.0)).running_step_seconds is None
 
 
 def test_block_with_compilation_or_another_kind_is_discarded() -> None:

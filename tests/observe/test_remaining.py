@@ -144,8 +144,7 @@ def test_workload_has_the_inputs_of_a_prediction() -> None:
     wanted = workload(left, replace(START, accumulation={0: 2}), batches_per_window=2, samples=64)
     assert wanted.training_iterations == 4
     assert wanted.epoch is not None
-    assert wanted.epoch.optimizer_steps == 2
-    assert wanted.samples_per_iteration == 64
+    assert (wanted.epoch.optimizer_steps, wanted.samples_per_iteration) == (2, 64)
     assert wanted.validation_iterations == 0
     assert wanted.at_most
 

@@ -47,8 +47,7 @@ class Fit:
         self.clock.on_validation_end()
 
     def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
-        times = self.clock.batch_times(batches_per_window=together, workers=workers)
-        return known(times)
+        return known(self.clock.batch_times(batches_per_window=together, workers=workers))
 
 
 def test_steps_and_waits_are_timed_from_the_first_batch_on_but_recorded_ones_are_not() -> None:

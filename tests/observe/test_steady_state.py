@@ -15,8 +15,7 @@ def believed(values: list[float], **options: int) -> MeanEstimate:
     evidence = TimingSamples()
     for value in values:
         evidence.add(value)
-    estimate = evidence.estimate(**options)
-    return known(estimate)
+    return known(evidence.estimate(**options))
 
 
 def test_slow_beginnings_are_left_out_and_falling_values_are_not_settled() -> None:
@@ -77,8 +76,7 @@ def test_any_number_of_values_is_kept_in_bounds() -> None:
         evidence.add(float(number % 2))
     assert evidence.count == 8 * MAX_VALUES
     assert len(evidence._means) < MAX_VALUES
-    estimate = evidence.estimate()
-    assert known(estimate).mean.middle == pytest.approx(0.5)
+    assert known(evidence.estimate()).mean.middle == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("number", [8, 32, 128])

@@ -57,8 +57,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     run = Loop(time, wait=0.5).watched(400)
     assert run.predictions is not None
     assert run.trace.step_seconds == (1.0, 1.0)  # of three, the first is cold
-    assert run.outcome.batches == 400 - 16
-    assert run.outcome.actual_seconds == pytest.approx(384 * 1.5)
+    assert (run.outcome.batches, run.outcome.actual_seconds) == (400 - 16, pytest.approx(384 * 1.5))
     assert run.outcome.predicted.contains(384 * 1.5)
     printed = capsys.readouterr().out
     assert printed.startswith("Rest of this run: 396 steps")

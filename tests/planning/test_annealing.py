@@ -44,8 +44,7 @@ def test_jobs_move_together_or_wait_for_each_other_where_that_is_cheaper() -> No
     # Two machines cost $2.2. A box for one job costs $2, too, so only both jobs together make it worthwhile.
     assert cheapest_plan(problem_of(job("a"), job("b"))).total_usd == pytest.approx(2.0)
     # Half an hour late costs $0.05. Two boxes, or one box for 1.5 h, cost $3 or more; two own machines cost $2.2.
-    early = job("a", due=1.0, late=0.1)
-    plan = cheapest_plan(problem_of(early, job("b", release=0.5)))
+    plan = cheapest_plan(problem_of(job("a", due=1.0, late=0.1), job("b", release=0.5)))
     assert plan.total_usd == pytest.approx(2.0 + 0.05)
     assert {segment.start_seconds for segment in plan.segments} == {0.5 * HOUR}
 

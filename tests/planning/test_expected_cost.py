@@ -91,8 +91,7 @@ def test_a_late_job_delays_the_next_one_on_its_gpu() -> None:
     draws = time_draws(problem, None)
     outlook = plan_outlook(plan, problem, draws)
     # The second job ends 2 h after the first: it is in time where the first takes no longer than predicted.
-    in_time = np.mean(draws["first"][on("l4", 1)] <= 1.0)
-    assert outlook.in_time["second"] == pytest.approx(in_time)
+    assert outlook.in_time["second"] == pytest.approx(np.mean(draws["first"][on("l4", 1)] <= 1.0))
     assert outlook.machine_usd == pytest.approx(0.2 * (2 * float(np.mean(draws["first"][on("l4", 1)])) + 2))
 
 

@@ -35,8 +35,7 @@ def improved(problem: PlanningProblem, plan: Plan) -> Plan | None:
 def test_the_example_moves_a_job_to_all_gpus_of_its_machine() -> None:
     # bert takes two of the four GPUs for 1.7 h. resnet has done 1.7 / 2.2 of its work by then; the rest takes
     # 0.227 x 1.3 h on four GPUs, after a restart of a minute. The box costs $3 an hour.
-    problem = read_problem(EXAMPLES / "jobs.yaml")
-    plan = cheapest_plan(problem)
+    plan = cheapest_plan(read_problem(EXAMPLES / "jobs.yaml"))
     hours = 1.7 + (1 - 1.7 / 2.2) * 1.3 + 1 / 60
     assert plan.total_usd == pytest.approx(3 * hours, rel=1e-3)
     assert plan.makespan_seconds == pytest.approx(hours * HOUR, rel=1e-3)
@@ -49,8 +48,7 @@ def test_the_example_moves_a_job_to_all_gpus_of_its_machine() -> None:
 def test_a_job_without_a_checkpoint_does_not_move() -> None:
     problem = read_problem(EXAMPLES / "jobs.yaml")
     problem = replace(problem, jobs=tuple(replace(job, checkpoint=None) for job in problem.jobs))
-    plan = cheapest_plan(problem)
-    assert len(plan.segments) == len(problem.jobs)
+    assert len(cheapest_plan(problem).segments) == len(problem.jobs)
 
 
 def test_a_wrong_machine_is_corrected() -> None:
@@ -101,8 +99,7 @@ def test_a_started_job_moves_only_if_the_formulation_lets_it(formulation: Formul
 def test_no_deadline_gets_less_likely() -> None:
     problem = replace(crowd(6, 2, seed=3), probability=0.9)
     plan = simulate(problem, policy("edf"))
-    draws = time_draws(problem, None)
-    before = plan_outlook(plan, problem, draws)
+    before = plan_outlook(plan, problem, time_draws(problem, None))
     better = improved(problem, plan)
     assert better is not None
     assert better.outlook is not None

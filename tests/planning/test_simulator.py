@@ -79,8 +79,7 @@ def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
 def test_jobs_take_their_real_times_and_tell_them_after_a_minute() -> None:
     script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     actual = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}
-    plan = simulate(ONE_EVENT, script, actual_seconds=actual)
-    assert plan.machine_usd == pytest.approx(1.5 * 6 + 2)
+    assert simulate(ONE_EVENT, script, actual_seconds=actual).machine_usd == pytest.approx(1.5 * 6 + 2)
     script = Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},))
     simulate(replace(TWO_JOBS, period_seconds=59.0), script, actual_seconds=actual)
     known = {"a": {on("large", 4): 1.5 * HOUR}, "b": {on("small", 1): 2 * HOUR}}

@@ -89,8 +89,7 @@ def test_medians_and_savings_by_hand() -> None:
 
 
 def test_without_error_real_cost_is_predicted_cost() -> None:
-    run = run_once(replace(QUICK, error=0.0), FIRST, "edf")
-    assert run.deviation == 0.0
+    assert run_once(replace(QUICK, error=0.0), FIRST, "edf").deviation == 0.0
     assert run_once(QUICK, FIRST, "edf").deviation != 0.0
 
 

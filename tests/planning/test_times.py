@@ -135,8 +135,7 @@ def test_keep_batch_shares_the_samples_of_a_step(trace: Path) -> None:
 
 
 def test_batch_that_cannot_be_scaled_is_refused(trace: Path) -> None:
-    whole = Trace.load(str(trace))
-    replace(whole, samples=None).save(str(trace.with_name("unknown.json")))
+    replace(Trace.load(str(trace)), samples=None).save(str(trace.with_name("unknown.json")))
     with pytest.raises(PlanningFormatError, match=r"unknown.json cannot keep its batch .* how many samples"):
         problem_of(trace, job=JOB | {"trace": "unknown.json", "keep_batch": True})
 
@@ -236,8 +235,7 @@ def test_machines_rented_together_count_separately_in_limits(policy: Any, tmp_pa
     # a has both boxes of the quota, so that b has the one machine that is left.
     assert placements["a"].configuration == on("2 of box", 8)
     assert placements["b"].configuration == on("one", 1)
-    plan = cheapest_plan(problem)
-    assert plan.machine_usd == pytest.approx(6.0 + 3 * 0.5)
+    assert cheapest_plan(problem).machine_usd == pytest.approx(6.0 + 3 * 0.5)
     few = replace(problem, limits=replace(problem.limits, nodes=1), jobs=problem.jobs[1:])
     assert simulate(few, policy).outcomes
     alone = replace(problem.jobs[0], seconds={on("2 of box", 8): HOUR}, spreads={})

@@ -159,8 +159,7 @@ def test_lightning_precision_casts_on_meta() -> None:
 
 
 def test_autocast_is_stored_restored_and_torchs_own_on_the_cpu() -> None:
-    trace = capture(linear_step(), precision="bf16-mixed")
-    assert trace.flags.autocast_dtype == "bfloat16"
+    assert capture(linear_step(), precision="bf16-mixed").flags.autocast_dtype == "bfloat16"
     assert not torch.is_autocast_enabled("cpu")
     layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
     assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")

@@ -135,8 +135,7 @@ def test_attention_is_one_operation_with_arguments(device: str) -> None:
     assert [tensor.shape for tensor in grouped.inputs] == [(2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8)]
     assert (masked.arguments["attn_mask"], masked.arguments["mask_stride"]) == (True, 1)
     assert masked.inputs[3].dtype == "bool"
-    assert whole[1].arguments == grouped.arguments
-    assert whole[1].inputs == grouped.inputs
+    assert (whole[1].arguments, whole[1].inputs) == (grouped.arguments, grouped.inputs)
 
 
 def test_attention_inside_torch_functions_is_recorded() -> None:
@@ -253,8 +252,7 @@ def test_closure_of_an_optimizer_has_the_right_phases() -> None:
     assert names(operations, "backward").count("aten::mm") == 3
     assert "aten::lerp_" in names(operations, "optimizer")
     assert "aten::addmm" not in names(operations, "optimizer")
-    assert recorder.optimizers.steps == 1
-    assert recorder.optimizers.optimizers == [step.optimizer]
+    assert (recorder.optimizers.steps, recorder.optimizers.optimizers) == (1, [step.optimizer])
 
 
 def test_two_optimizers_have_the_right_phases() -> None:

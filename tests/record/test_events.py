@@ -60,8 +60,7 @@ def test_calls_that_start_together_nest_by_length_and_number() -> None:
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50), st.integers(1, 3)), min_size=1, max_size=40))
 def test_every_call_begins_inside_its_parent(rows: list[tuple[int, int, int]]) -> None:
     events = [event(f"op{index}", start, length, tid=tid) for index, (start, length, tid) in enumerate(rows)]
-    profile = read_profile(events, "f", step=None)
-    calls = list(profile.calls())
+    calls = list(read_profile(events, "f", step=None).calls())
     assert sorted(call.name for call in calls) == sorted(row["name"] for row in events)
     for call in calls:
         if call.parent is not None:

@@ -66,10 +66,8 @@ def test_every_kernel_gpu_and_software_version_is_read(cuda: Trace) -> None:
     lost = "Kernels launched outside every known operation: 1, 5.2% of the device time (stray_kernel)."  # 10 of 193
     assert lost in cuda.notes
     assert (cuda.device, cuda.recorder) == ("cuda", "kineto")
-    assert cuda.gpu_reported_name == "NVIDIA A100-SXM4-40GB"
-    assert cuda.gpu_memory_bytes == 42405855232
-    assert cuda.software["cuda_runtime_version"] == "12060"
-    assert cuda.optimizer_steps == 1
+    assert (cuda.gpu_reported_name, cuda.gpu_memory_bytes) == ("NVIDIA A100-SXM4-40GB", 42405855232)
+    assert (cuda.software["cuda_runtime_version"], cuda.optimizer_steps) == ("12060", 1)
     assert "does not contain the TF32 setting" in cuda.notes[-1]
 
 
@@ -170,8 +168,7 @@ def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
     step = mixed_step("cpu")
     step()
     assert counted(trace.operations) == counted(operations_of(step))
-    assert trace.device == "cpu"
-    assert trace.optimizer_steps == 1
+    assert (trace.device, trace.optimizer_steps) == ("cpu", 1)
     whole = [(o.name, o.arguments) for o in trace.operations if o.name.startswith(("aten::lstm", "aten::scaled"))]
     seen = [(o.name, o.arguments) for o in operations_of(step) if o.name.startswith(("aten::lstm", "aten::scaled"))]
     assert whole == seen

@@ -264,8 +264,7 @@ def control_flow() -> Result:
 @step
 def checkpointed() -> Result:
     layers, data = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()), torch.ones(2, 4, requires_grad=True)
-    output = checkpoint(layers, data, use_reentrant=False).sum()
-    return trained(output, data)
+    return trained(checkpoint(layers, data, use_reentrant=False).sum(), data)
 
 
 @step
@@ -276,8 +275,7 @@ def selectively_checkpointed() -> Result:
 
     layers, data = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4, requires_grad=True)
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    output = checkpoint(layers, data, use_reentrant=False, context_fn=contexts).sum()
-    return trained(output, data)
+    return trained(checkpoint(layers, data, use_reentrant=False, context_fn=contexts).sum(), data)
 
 
 class Cube(torch.autograd.Function):
@@ -321,15 +319,13 @@ def sparse_tensors() -> Result:
 @step
 def quantized_tensors() -> Result:
     data = torch.randn(2, 4, requires_grad=True)
-    output = torch.fake_quantize_per_tensor_affine(data, 0.1, 0, -128, 127).sum()
-    output.backward()
+    torch.fake_quantize_per_tensor_affine(data, 0.1, 0, -128, 127).sum().backward()
     return torch.quantize_per_tensor(data.detach(), 0.1, 0, torch.qint8).dequantize(), data.grad
 
 
 @step
 def lazy_parameters() -> Result:
-    layer = nn.LazyLinear(3)
-    output = layer(torch.ones(2, 4)).sum()
+    output = nn.LazyLinear(3)(torch.ones(2, 4)).sum()
     return trained(output)
 
 
@@ -397,8 +393,7 @@ def forward_differentiation() -> Result:
 
 @step
 def normalised_weights() -> Result:
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-    output = layer(torch.ones(2, 4)).sum()
+    output = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))(torch.ones(2, 4)).sum()
     output.backward()
     return output.detach(), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))(torch.ones(2, 4)).detach()
 
@@ -428,8 +423,7 @@ def scripted_module() -> Result:
 def packed_sequence() -> Result:
     layer = nn.LSTM(4, 3, num_layers=2, dropout=0.5)
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 4), torch.tensor([5, 3]))
-    output = layer(packed)[0].data.sum()
-    return trained(output)
+    return trained(layer(packed)[0].data.sum())
 
 
 @pytest.fixture(autouse=True)

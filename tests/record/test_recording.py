@@ -115,8 +115,7 @@ def test_inference_is_recorded_as_a_forward_pass() -> None:
 
         trace = capture(step)
         assert {operation.phase for operation in trace.operations} == {"forward"}
-        assert trace.optimizer_steps == 0
-        assert trace.memory.gradient_bytes == 0
+        assert (trace.optimizer_steps, trace.memory.gradient_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +229,7 @@ def test_compiled_code_counts_only_if_the_step_may_call_it() -> None:
     assert [capture(step).compiled for step in steps] == [True] * 4
     trace = capture(Loop(plain).step)
     assert not trace.compiled
-    assert trace.recorder == "dispatch"
-    assert trace.memory.parameter_bytes == (4 * 4 + 4) * 4
+    assert (trace.recorder, trace.memory.parameter_bytes) == ("dispatch", (4 * 4 + 4) * 4)
 
 
 def _busy(seconds: float) -> None:

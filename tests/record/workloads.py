@@ -62,8 +62,7 @@ class Training:
 def mixed_step(device: str, *, clip: bool = True, seed: int = 0, **adamw: Any) -> Training:
     """The model of all layers on a device."""
     torch.manual_seed(seed)
-    model = Mixed().to(device)
-    return Training(model, torch.randn(2, 3, 8, 8, device=device), clip=clip, **adamw)
+    return Training(Mixed().to(device), torch.randn(2, 3, 8, 8, device=device), clip=clip, **adamw)
 
 
 def perceptron_step(device: str = "cpu", *, dropout: float = 0.1, seed: int = 0, **adamw: Any) -> Training:

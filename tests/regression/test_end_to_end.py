@@ -242,8 +242,7 @@ def test_notes_name_constant_unknown_and_insignificant_variables() -> None:
 
 def test_costs_are_not_negative_and_a_faster_gpu_is_never_slower() -> None:
     # Three GPUs whose bandwidths do not follow their power: without the rule, terms of both signs fit them by chance.
-    draw = np.random.default_rng(1)
-    factors = dict(zip(POWERS, draw.uniform(0.7, 1.3, size=3), strict=True))
+    factors = dict(zip(POWERS, np.random.default_rng(1).uniform(0.7, 1.3, size=3), strict=True))
     settings = [setting(size, power) for size, power in product(SIZES, POWERS)]
     runs = runs_of(
         settings,

@@ -30,8 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         client.log_metric(run, "seconds", 10.0 + size, step=1)  # the last value counts
         client.set_tag(run, "gpu", "T4")
         client.set_terminated(run, status)
-    deleted = client.create_run(experiment).info.run_id
-    client.delete_run(deleted)
+    client.delete_run(client.create_run(experiment).info.run_id)
     return tmp_path / "mlruns"
 
 

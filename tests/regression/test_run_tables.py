@@ -67,8 +67,7 @@ def test_an_export_of_mlflow(tmp_path: Path) -> None:
 
 
 def test_exports_of_wandb_and_columns_that_the_user_names_are_read(tmp_path: Path) -> None:
-    table = read_table(write(tmp_path, WANDB), values={"gpu": "T4", "model": "net"})
-    (run,) = table.runs
+    (run,) = read_table(write(tmp_path, WANDB), values={"gpu": "T4", "model": "net"}).runs
     assert (run.model, run.seconds, run.setting.iterations, run.setting.threads) == ("net", 210.0, 1000, 4)
     text = "card power,samples,steps,took\n8141,64,1e3,210.5\n"
     columns = {"gflops": "card power", "batch_size": "samples", "iterations": "steps", "seconds": "took"}

@@ -85,8 +85,7 @@ def test_features_that_enter_are_limited_in_number_and_by_sign() -> None:
 
 def test_non_negative_feature_that_turns_negative_leaves() -> None:
     # The first is nearly the sum of the others, and enters; next to both of them its coefficient is -1.
-    draw = np.random.default_rng(0)
-    a, b, error = draw.normal(size=(3, 200))
+    a, b, error = np.random.default_rng(0).normal(size=(3, 200))
     total = a + b + 0.3 * error
     features = np.column_stack([total, a, b])
     target = 2 * a + 2 * b - total + 5 * a

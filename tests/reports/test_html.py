@@ -138,16 +138,14 @@ def test_text_has_enough_contrast(form: str) -> None:
 
 def test_page_has_table_heads_drawings_for_a_phone_and_whole_tables_in_print() -> None:
     document = html_report(FULL, rank(FULL), made_on=DAY)
-    widths = re.findall(r'<svg viewBox="0 0 (\d+) ', document)
-    assert widths == [str(WIDE), str(NARROW)]
+    assert re.findall(r'<svg viewBox="0 0 (\d+) ', document) == [str(WIDE), str(NARROW)]
     assert 'data-label="cost"' in document
     assert "@media (max-width: 700px)" in STYLE
     heads = re.findall(r"<th[ >][^>]*>?", document)
     assert heads
     assert all('scope="col"' in head or 'scope="row"' in head for head in heads)
     # What scrolls on a screen would be cut off on paper.
-    printed = STYLE[STYLE.index("@media print") :]
-    assert ".scroll { overflow: visible; }" in printed
+    assert ".scroll { overflow: visible; }" in STYLE[STYLE.index("@media print") :]
 
 
 @pytest.mark.parametrize("predictions", [FULL, BARE, AT_MOST, TEN, Predictions(())])
@@ -186,8 +184,7 @@ def test_any_text_leaves_the_page_well_formed(text: str) -> None:
 def test_prices_lead_to_their_sources() -> None:
     offer = cheapest_offer("T4")
     assert offer is not None
-    priced = Predictions((with_values(T4, offer=offer.label), H100))
-    shown = page(priced)
+    shown = page(Predictions((with_values(T4, offer=offer.label), H100)))
     assert offer.source in shown.links
     own = replace(offer, provider="Us", source="javascript:1")
     shown = page(Predictions((with_values(T4, offer=own.label),)), offers=[own])

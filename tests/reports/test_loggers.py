@@ -247,8 +247,7 @@ def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.M
     logger = MLFlowLogger(tracking_uri=store)
     assert log_predictions([logger], FULL, step=STEP) == ()
     client: Any = logger.experiment
-    run = client.get_run(logger.run_id)
-    assert run.data.metrics == pytest.approx(metrics(FULL))
+    assert client.get_run(logger.run_id).data.metrics == pytest.approx(metrics(FULL))
     (measured,) = client.get_metric_history(logger.run_id, "predict/T4/iteration_ms")
     assert measured.step == STEP
     read = json.loads(Path(client.download_artifacts(logger.run_id, "lightning_predict/predictions.json")).read_text())

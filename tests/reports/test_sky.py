@@ -187,8 +187,7 @@ def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_num
     assert machine_to_rent("4xT4", [two, eight]) == eight
     with pytest.raises(UnknownOfferError, match="No current offer of 16xT4"):
         machine_to_rent("16xT4", [two, eight])
-    layout = with_values(T4, layout="2x8xT4")
-    task = sky_task(eight, prediction=layout)
+    task = sky_task(eight, prediction=with_values(T4, layout="2x8xT4"))
     assert yaml.safe_load(task)["num_nodes"] == 2
     assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
     assert "all of which are paid for" not in task

@@ -366,8 +366,7 @@ def test_columns_without_room_are_named() -> None:
     assert hidden >= {"90 % of steps (ms)", "bound by", "$/h", "covered by"}
     assert max(map(len, narrow.splitlines())) <= 80
     assert "Covered by:" not in narrow  # the note of an omitted column is omitted, too
-    four = printed(Predictions(TEN.items_in_order[1:5]), 80)
-    header = four.splitlines()[0]
+    header = printed(Predictions(TEN.items_in_order[1:5]), 80).splitlines()[0]
     assert header.rstrip().endswith("bound by")
     assert "$/h" not in header
 

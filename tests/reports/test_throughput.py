@@ -43,8 +43,7 @@ def test_the_measured_step_counts_where_there_is_one() -> None:
     prediction = predicted(measured)["T4"]
     assert prediction.samples_per_second == pytest.approx(160)
     assert prediction.mfu == pytest.approx(6 * SIZE**3 / 0.1 / gpu("T4").peak_flops_per_second["float32"])
-    values = metrics(predicted(measured))
-    assert values["predict/T4/mfu"] == pytest.approx(prediction.mfu)
+    assert metrics(predicted(measured))["predict/T4/mfu"] == pytest.approx(prediction.mfu)
     assert "predict/L4/mfu" not in metrics(predict(measured, gpus=["T4", "L4"], history=False))
 
 
@@ -95,8 +94,7 @@ def test_bottleneck_includes_share_of_loader() -> None:
     step = Interval(0.0150, 0.0150, 0.0150)
     waiting = with_values(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
     assert "loader 41 %" in str(Predictions((waiting,)))
-    little = with_values(waiting, cycle_seconds=0.0180)
-    assert "device, loader 17 %" in str(Predictions((little,)))
+    assert "device, loader 17 %" in str(Predictions((with_values(waiting, cycle_seconds=0.0180),)))
     machine = example_machine("CPU", 0.015, cycle_seconds=0.0254)
     assert "25.4 ms" in str(Predictions((with_values(waiting, cycle_seconds=0.015),), machine=machine))
 

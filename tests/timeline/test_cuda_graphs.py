@@ -64,8 +64,7 @@ def test_kernels_of_one_launch_run_in_sequence_and_bound_the_device() -> None:
 
 
 def test_replayed_graph_has_no_cost_of_single_launches() -> None:
-    trace = import_trace(FILE)
-    result = lp.predict(trace, ["A100-SXM-40GB", "H100-SXM-80GB"])
+    result = lp.predict(import_trace(FILE), ["A100-SXM-40GB", "H100-SXM-80GB"])
     own, other = result.values()
     assert own.device_seconds == pytest.approx(482e-6)
     assert own.iteration_seconds == pytest.approx(482e-6, rel=0.01)

@@ -163,8 +163,7 @@ def test_note_and_doubt_if_assumed_host_may_be_bottleneck() -> None:
 
 
 def test_note_on_emulated_dtype_and_missing_float8_units() -> None:
-    half = TensorInfo((4096, 4096), "bfloat16")
-    trace = cpu_trace(product(half))
+    trace = cpu_trace(product(TensorInfo((4096, 4096), "bfloat16")))
     old, new = predict_steps(trace, predict_work_times(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
     assert old.notes == ("No bfloat16 hardware: emulation is assumed.",)
     assert new.notes == ()
@@ -176,8 +175,7 @@ def test_note_on_emulated_dtype_and_missing_float8_units() -> None:
 
 
 def test_note_on_kernels_without_time() -> None:
-    kernel = measured_trace(1.0).kernels[0]
-    fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
+    fused = Operation(name="triton::fused", phase="forward", kernels=(measured_trace(1.0).kernels[0],))
     trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
     (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
     assert step.notes == ("1 operations could not be timed and count as zero: triton::fused.",)

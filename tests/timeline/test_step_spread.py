@@ -45,8 +45,7 @@ def test_squares_of_both_parts_of_fused_steps_and_of_several_gpus_add() -> None:
 
 @given(low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), wider=st.floats(1.01, 3.0))
 def test_wider_interval_stays_wider(low: float, high: float, wider: float) -> None:
-    spread = bundled_spread()
-    below, above = spread.widened(np.array([low, low / wider]), np.array([high, high]))
+    below, above = bundled_spread().widened(np.array([low, low / wider]), np.array([high, high]))
     assert below[1] < below[0] <= 1 <= above[0] == above[1]
 
 

@@ -13,8 +13,7 @@ from tests.weights.example import network, publish
 
 def test_manifest_reads_back_and_text_that_is_not_json_is_refused(tmp_path: Path) -> None:
     manifest = publish(tmp_path, "base", "T4")
-    text = (tmp_path / MANIFEST_NAME).read_text()
-    assert parse_manifest(text, where="here") == manifest
+    assert parse_manifest((tmp_path / MANIFEST_NAME).read_text(), where="here") == manifest
     assert manifest.files["T4.safetensors"].held_out_error["linear/float32"].mean == 0.1
     with pytest.raises(
         WeightsFormatError, match=r"manifest at https://example\.org is not JSON: it begins with '<html>'"

@@ -76,8 +76,7 @@ class Workload:
 def classification_loss(network: nn.Module, batch: Batch) -> Tensor:
     """Cross entropy of (inputs, labels); labels may have more than one dimension."""
     *inputs, labels = batch
-    logits = network(*inputs)
-    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    return nn.functional.cross_entropy(network(*inputs).flatten(0, -2), labels.flatten())
 
 
 def click_loss(network: nn.Module, batch: Batch) -> Tensor:

@@ -168,8 +168,7 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     with gzip.open(done.files[0], "rt") as file:
         rows = list(csv.DictReader(file))
     assert [row["op"] for row in rows] == ["conv2d", "conv2d_backward_input", "conv2d_backward_weight"]
-    assert rows[0]["gpu"] == "T4"
-    assert rows[0]["kernel_height"] == "3"
+    assert (rows[0]["gpu"], rows[0]["kernel_height"]) == ("T4", "3")
     assert rows[0]["dilation_height"] == "1"
     assert float(rows[0]["latency_ms"]) > 0
     assert (rows[0]["warm_ms"], rows[0]["timed"]) == ("", "eager")  # no graphs on the CPU
@@ -258,8 +257,7 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatc
     assert whole.left == 0
     assert first.rows + whole.rows == sum(len(rows_of(path)) for path in whole.files)
     again = asked(tmp_path)
-    assert again.rows == 0
-    assert again.known == total - len(again.skipped)
+    assert (again.rows, again.known) == (0, total - len(again.skipped))
     once = asked(tmp_path / "once")
     for one, other in zip(whole.files, once.files, strict=True):
         assert rows_of(one) == rows_of(other)
@@ -513,8 +511,7 @@ def test_a_row_has_burst_and_sustained_times_with_their_clocks(tmp_path: Path, m
     words = {"m": 64, "n": 64, "k": 64}
     long = ShapeToMeasure("linear", "bfloat16", words, ("linear", "linear_backward"), is_loaded=True)
     monkeypatch.setattr(run, "shapes_by_worth", lambda *args, **options: [long])
-    done = measure(tmp_path, operations=["linear"], device="cpu", gpu="T4")
-    first, second = rows_of(done.files[0])
+    first, second = rows_of(measure(tmp_path, operations=["linear"], device="cpu", gpu="T4").files[0])
     assert (first["warm_ms"], first["sustained_ms"], first["clock_mhz"]) == ("0.8", "1.1", "1980")
     assert (first["sustained_clock_mhz"], first["power_watts"]) == ("1400", "650")
     assert (second["sustained_ms"], second["sustained_clock_mhz"]) == ("", "")  # only the first call

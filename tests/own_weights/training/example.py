@@ -25,8 +25,7 @@ def law(batch: ShapeBatch) -> Array:
 
 def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ShapeBatch:
     """Random linear layers of 16 to 4096 rows, columns and depth."""
-    generator = np.random.default_rng(seed)
-    sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, rows)))
+    sizes = np.rint(2 ** np.random.default_rng(seed).uniform(4, 12, size=(3, rows)))
     return shape_batch("linear", dtype, b=1, m=sizes[0], n=sizes[1], k=sizes[2])
 
 

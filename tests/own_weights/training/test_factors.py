@@ -54,8 +54,7 @@ def test_train_writes_factors_that_predictions_use(tmp_path: Path, monkeypatch: 
         tmp_path / "tables", operations=["sort"], dtypes=["float32"], shapes=20, device="cpu", gpu="T4", is_trial=True
     )
     scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
-    own = read_weights(tmp_path / "weights" / "T4.safetensors")
-    factor = own.factors["sort/float32"]
+    factor = read_weights(tmp_path / "weights" / "T4.safetensors").factors["sort/float32"]
     before = float(lp.operator_seconds("sort", "T4", rows=4096, cols=512))
     after = float(lp.operator_seconds("sort", "T4", weights=str(tmp_path / "weights"), rows=4096, cols=512))
     assert after == pytest.approx(factor.factor * before, rel=1e-6)

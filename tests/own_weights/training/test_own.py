@@ -61,8 +61,7 @@ def test_unmeasured_families_keep_shipped_weights(tuned: tuple[Path, tuple[OwnSc
 
 
 def test_manifest_lists_measured_operations(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
-    manifest = read_manifest(tuned[0])
-    entry = known(manifest).files["RTX-4090.safetensors"]
+    entry = known(read_manifest(tuned[0])).files["RTX-4090.safetensors"]
     assert entry.trained_on == ("one's own measurements",)
     (score,) = (score for score in tuned[1] if score.gpu == "RTX-4090")
     assert entry.held_out_error["linear/float32"].mean == pytest.approx(score.after, abs=1e-4)
@@ -110,8 +109,7 @@ def test_network_that_makes_a_recorded_step_worse_is_refused(
     recorded_product(shipped if is_as_shipped else by_law).save(tmp_path / STEPS_FOLDER / "product.json.gz")
     (score,) = briefly(tmp_path, tmp_path / "weights")
     assert score.refused == refused
-    manifest = read_manifest(tmp_path / "weights")
-    assert ("T4.safetensors" in known(manifest).files) == (refused is None)
+    assert ("T4.safetensors" in known(read_manifest(tmp_path / "weights")).files) == (refused is None)
 
 
 def test_manifest_counts_no_rows_of_a_refused_network(tmp_path: Path) -> None:
@@ -120,8 +118,7 @@ def test_manifest_counts_no_rows_of_a_refused_network(tmp_path: Path) -> None:
     (refused,) = tuning._tasks(gpu("T4"), read_own_tables(tmp_path), shipped, 0)
     factors = {"T4": {"relu/float32": MeasuredFactor(factor=1.1, half_width=0.1, rows=12)}}
     tuning._write({"T4": {}}, factors, [refused], [], shipped, tmp_path / "weights", 0)
-    manifest = read_manifest(tmp_path / "weights")
-    assert known(manifest).files["T4.safetensors"].rows == 12
+    assert known(read_manifest(tmp_path / "weights")).files["T4.safetensors"].rows == 12
 
 
 def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
