@@ -48,7 +48,7 @@ def measure(
     """Measure operations on this machine's GPU, into tables that `train` reads.
 
     It first prints the expected duration. Families of operations with a neural network come first, each until it has
-    enough rows. Then each other operation is measured with a dozen shapes, for a correction factor. At the end, three
+    enough rows. Then each other operation is measured with a dozen shapes, for a correction factor. Before that, three
     training steps are recorded, by which `train` checks its weights. If the run is interrupted, the same command
     continues it.
 
@@ -76,6 +76,7 @@ def measure(
     from lightning_predict.own_weights.measuring.run import measure as measure_operations
     from lightning_predict.own_weights.measuring.run import name_of
 
+    unrecorded = () if device == "cpu" else _record_steps(output)
     is_try = device == "cpu"
     usual = "float32" if is_try else "float32,tf32,float16,bfloat16"
     console = Console(stderr=True)
@@ -96,16 +97,20 @@ def measure(
             announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
-    if device == "cuda" and measured.left == 0:
-        import torch
-
-        from lightning_predict.own_weights.measuring.typical_steps import record_steps
-        from lightning_predict.own_weights.training.tables import STEPS_FOLDER
-
-        record_steps(output / STEPS_FOLDER, torch.device(device))
     shares = _measured_shares(measured, name_of(device, gpu))
-    lines = _measured_lines(measured, output, shares)
-    return CommandAnswer(data=lambda: {**json_value(measured), "shares": shares}, show=lambda: print("\n".join(lines)))
+    lines = [*_measured_lines(measured, output, shares), *unrecorded]
+    data = {"shares": shares, "unrecorded_steps": unrecorded}
+    return CommandAnswer(data=lambda: {**json_value(measured), **data}, show=lambda: print("\n".join(lines)))
+
+
+def _record_steps(output: Path) -> tuple[str, ...]:
+    """Record the steps by which `train` checks its weights, and return a sentence for each that failed."""
+    import torch
+
+    from lightning_predict.own_weights.measuring.typical_steps import record_steps
+    from lightning_predict.own_weights.training.tables import STEPS_FOLDER
+
+    return record_steps(output / STEPS_FOLDER, torch.device("cuda"))
 
 
 def _measured_lines(found: Measured, output: Path, shares: Mapping[str, float]) -> list[str]:

@@ -1,9 +1,10 @@
 """Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as an ordinary call.
 
-A graph replay has no launch overhead, so it measures the device time. A replay itself takes some microseconds: a graph
-with several calls shows how many, and both times are without them. To flush L2, a buffer larger than L2 is overwritten
-before each replay of a graph with one call. A call that synchronises cannot be captured in a graph; it is timed only as
-an ordinary call, and its row states this. A CPU has only this time, which is for tests, not for training.
+A graph replay has no launch overhead, so it measures the device time. A single replay waits some microseconds for the
+host, so the warm time is that by which a graph with twice as many calls takes longer. To flush L2, a buffer larger than
+L2 is overwritten before each replay of a graph with one call. A call that synchronises cannot be captured in a graph;
+it is timed only as an ordinary call, and its row states this. A CPU has only this time, which is for tests, not for
+training.
 
 All calls run on a separate stream, on which the tensors are also created. Autograd runs a backward node on the stream
 of its forward pass, so a node on the default stream would invalidate every capture of its backward pass. Each time
@@ -19,12 +20,11 @@ the power limit or the temperature lowers the clock. Example::
 from __future__ import annotations
 
 import ctypes
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 from typing import Any, Final
 
@@ -37,7 +37,8 @@ REPLAYS: Final = 20  # Maximum number of repetitions of each kind. The result is
 MIN_REPLAYS: Final = 3  # Minimum number of repetitions of each kind, and of calls before them
 NOT_CUDA: Final = "not a CUDA device"  # Reason for a missing graph on a device without CUDA
 REPETITION_KINDS: Final = 3  # Number of kinds of repetition: eager, warm and flushed
-GRAPH_SECONDS: Final = 3e-4  # Minimum duration of a graph whose replay is measured; a shorter call is repeated
+GRAPH_SECONDS: Final = 3e-4  # Minimum duration of a replay that hides the host's launch; a shorter call is repeated
+MOST_CALLS: Final = 512  # Maximum number of calls in a graph
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02  # Maximum duration of all repetitions on a CPU, in seconds
@@ -131,7 +132,7 @@ class Timing:
     flushed_seconds: float | None  # Device time of a call after L2 was overwritten
     warm_seconds: float | None  # Device time of a call directly after the same call
     eager_seconds: float  # Time of an ordinary call in a sequence of calls, including launches
-    sustained_seconds: float | None = None  # As `warm_seconds`, at the end of a load of this call; None without a load
+    sustained_seconds: float | None = None  # Of a replay at the end of a load of this call; None without a load
     sustained_clock_hz: float | None = None  # SM clock at the end of the load; None if unknown
     state: GpuState = UNKNOWN_STATE  # Clock, power and throttling reasons directly after the replays
     reason: str | None = None  # Reason why the call has no graph; None for a call with a graph
@@ -194,8 +195,7 @@ def time_call(
     buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
     alone = _event_times(graph.replay, replays, before=None)
     flushed = _event_times(graph.replay, replays, before=buffer.zero_)
-    warm = _warm_time(call, device, alone, replays)
-    flushed -= max(alone - warm, 0.0)  # the replay itself
+    warm = alone if alone >= GRAPH_SECONDS else _warm_time(call, device, replays)
     timing = Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
     if load_seconds is None:
         return timing
@@ -225,18 +225,27 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
     return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
 
 
-def _warm_time(call: Callable[[], object], device: torch.device, alone: float, replays: int) -> float:
-    """Return the duration of a call among equal calls, from graphs with one call (`alone`) and with several."""
-    calls = math.ceil(GRAPH_SECONDS / alone)
-    if calls == 1:
-        return alone
+def _warm_time(call: Callable[[], object], device: torch.device, replays: int) -> float | None:
+    """Return the duration of a call among equal calls; None if it cannot be measured.
 
-    def in_a_row() -> None:
-        for _ in range(calls):
-            call()
+    Graphs with twice as many calls each are timed until one lasts `GRAPH_SECONDS`. What the last half adds to it is
+    free of the launch of a replay.
+    """
+    calls, before = 1, 0.0
+    while calls <= MOST_CALLS:
+        graph, _ = captured(partial(_repeat, call, calls), device)
+        if graph is None:
+            return None
+        seconds = _event_times(graph.replay, replays, before=None)
+        if before >= GRAPH_SECONDS:
+            return (seconds - before) / (calls // 2) if seconds > before else None
+        calls, before = 2 * calls, seconds
+    return before / MOST_CALLS
 
-    graph, _ = captured(in_a_row, device)
-    return alone if graph is None else (_event_times(graph.replay, replays, before=None) - alone) / (calls - 1)
+
+def _repeat(call: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        call()
 
 
 def captured(call: Callable[[], object], device: torch.device) -> tuple[torch.cuda.CUDAGraph | None, str | None]:

@@ -1,4 +1,4 @@
-"""Training steps to measure: ResNet-50, GPT-2 and BERT-large, built here, and models of timm and transformers.
+"""Training steps to measure: ResNet-50, GPT-2, ViT-B and BERT-large, built here, and models of timm and transformers.
 
 Example::
 
@@ -80,6 +80,22 @@ class _Language(nn.Module):
         return functional.linear(data, self.words.weight).flatten(0, 1)
 
 
+class _Vision(nn.Module):
+    def __init__(self, layers: int, hidden: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, hidden, patch, patch)
+        block = nn.TransformerEncoderLayer(
+            hidden, hidden // 64, 4 * hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, layers, nn.LayerNorm(hidden), enable_nested_tensor=False)
+        self.head = nn.Linear(hidden, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        data = self.blocks(self.patches(images).flatten(2).transpose(1, 2))
+        logits: Tensor = self.head(data.mean(1))
+        return logits
+
+
 def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, capturable: bool = False) -> Step:
     """Return a training step in bfloat16 with AdamW; a CUDA graph can capture the step if `capturable`."""
     is_language = len(inputs) == 2
@@ -105,6 +121,7 @@ def _step(build: Build, inputs: Shape, classes: int, device: torch.device, *, ca
 TYPICAL_STEPS: Final[Mapping[str, Callable[..., Step]]] = {
     "resnet50": partial(_step, _resnet50, (128, 3, 224, 224), 1000),
     "gpt2": partial(_step, partial(_Language, 12, 768, 50257, is_causal=True), (8, 1024), 50257),
+    "vit_base": partial(_step, partial(_Vision, 12, 768, 16), (64, 3, 224, 224), 1000),
     "bert_large": partial(_step, partial(_Language, 24, 1024, 30522, is_causal=False), (16, 512), 30522),
 }
 """Makers of training steps by name. Each takes the device of the step, and `capturable`."""
@@ -176,16 +193,23 @@ def _text_step(name: str, inputs: Shape, device: torch.device, *, capturable: bo
 RECORDED_AFTER: Final = 12  # Number of steps before the recorded one, most of them timed as in a training loop
 
 
-def record_steps(folder: Path, device: torch.device) -> tuple[Path, ...]:
-    """Record the typical steps on a GPU into a folder, unless they are there; `train` checks its weights with them."""
-    paths = []
-    for name, make in TYPICAL_STEPS.items():
+CHECKED: Final = ("resnet50", "gpt2", "vit_base")  # Steps by which `train` checks its weights
+
+
+def record_steps(folder: Path, device: torch.device) -> tuple[str, ...]:
+    """Record the checked steps into a folder, unless they are there, and return a sentence for each that failed."""
+    failures = []
+    for name in CHECKED:
         path = folder / f"{name}.json.gz"
-        if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            capture(make(device), warmup_steps=RECORDED_AFTER).save(path)
-        paths.append(path)
-    return tuple(paths)
+        if path.is_file():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            capture(TYPICAL_STEPS[name](device), warmup_steps=RECORDED_AFTER).save(path)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            failures.append(f"The step of {name} could not be recorded: {reason}")
+    return tuple(failures)
 
 
 def measured_shares(gpu: Gpu, tuned: Collection[str], factors: Collection[str]) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """Reads the tables of `lightning-predict measure`: groups rows by GPU, operation and dtype, and splits them.
 
 A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
-parameters and milliseconds; of the times of `measure`, that with a warm L2, as in a step. Rows timed as ordinary calls
-include launches, and are skipped. A hash of the shape decides whether a row is used for fitting, for calibrating
-intervals, or is held out. A shape is thus in the same split on every GPU, in every source and in every run.
+parameters and milliseconds. Of the times of `measure`, that with a warm L2 counts, as in a step; in tables of earlier
+releases only if it is long, because a short warm replay waited for the host. Rows timed as ordinary calls include
+launches, and are skipped. A hash of the shape decides whether a row is used for fitting, for calibrating intervals, or
+is held out. A shape is thus in the same split on every GPU, in every source and in every run.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def same(*words: str) -> dict[str, str]:
 
 
 OWN_TABLES: Final = tuple(
-    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"warm_ms": ""})
+    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
 """Formats of the tables that `measuring/run.py` writes: one file per operation, with backward calls as rows."""
@@ -137,7 +138,7 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
     ]
     check_any_captured(groups, folder, present)
     rows = (row.value for kind in present for row in read_csv(folder / kind.file, MeasurementTableError))
-    groups = _without_replay(groups, {row["gpu"] for row in rows if row.get("timed") != GRAPHS})
+    groups = _without_replay(groups, {row["gpu"] for row in rows if row.get("timed", OLDER) == OLDER})
     return tuple(sorted(groups, key=lambda group: (group.batch.operation, group.batch.dtype, group.gpu)))
 
 
@@ -179,7 +180,8 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
         if was_eager(row):
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
-        for column, suffix in kind.times.items():
+        for named, suffix in kind.times.items():
+            column = _column(row, named)
             if not row[column]:  # the source has no time for this call
                 continue
             milliseconds = line.member(column).parsed().positive("in milliseconds")
@@ -187,6 +189,21 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
             key = (row["gpu"], row["op"] + suffix, plain_dtype(row["dtype"]), row["source"], build)
             rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
     return dict(sorted(rows.items()))
+
+
+OLDER: Final = "graph"
+"""Value in the column `timed` of earlier releases, whose times include a replay."""
+
+
+LAUNCH_MILLISECONDS: Final = 0.03  # Minimum duration of a warm replay that hides the host's launch
+
+
+def _column(row: Mapping[str, str], named: str) -> str:
+    """Return the name of the column with the time of a row of `measure`; of another table, `named`."""
+    if row.get("timed") == GRAPHS:
+        return "warm_ms"
+    is_warm = row.get("timed") == OLDER and float(row.get("warm_ms") or 0.0) >= LAUNCH_MILLISECONDS
+    return "warm_ms" if is_warm else named
 
 
 def was_eager(row: Mapping[str, str]) -> bool:

@@ -102,7 +102,7 @@ def tune_weights(
     """Tune networks to the GPUs of your tables, and write a weights file for each GPU, and a manifest.
 
     A network or factor is stored only if it lowers the errors on held-out rows, weighted by their time, and does not
-    raise the errors on the recorded steps of the tables (`STEPS_FOLDER`).
+    raise the errors on the recorded steps of the tables (`STEPS_FOLDER`), of which each GPU needs one.
 
     Existing weights files in the output folder are deleted. The number of parallel `jobs` does not change the results.
     Without a `plan`, it is `TUNING`, or `FRESH` if no network ships. `done` gets a sentence after each network.
@@ -114,12 +114,17 @@ def tune_weights(
             f"No GPU of {str(tables)!r} is in the catalogue by its name: {', '.join(sorted({g.gpu for g in groups}))}. "
             "Give `measure --gpu` the name that `lightning-predict gpus` lists."
         )
+    steps = {name: _steps_on(tables, card) for name, card in gpus.items()}
+    if unchecked := [name for name, own in steps.items() if not own]:
+        raise MeasurementTableError(
+            f"{str(tables / STEPS_FOLDER)!r} has no step recorded on {', '.join(unchecked)}. Weights that no step "
+            "checks can make steps worse; run `lightning-predict measure` into this folder again to record three."
+        )
     shipped = load_weights(sorted(gpus))
     tasks = [task for card in gpus.values() for task in _tasks(card, groups, shipped, seed)]
     calls = [delayed(_tuned)(task, plan, seed) for task in tasks]
     tuned: dict[str, dict[str, NetworkWeights]] = {name: {} for name in gpus}
     scores: list[OwnScore] = []
-    steps = {name: _steps_on(tables, card) for name, card in gpus.items()}
     for task, network in zip(tasks, Parallel(n_jobs=jobs, return_as="generator")(calls), strict=True):
         name, own = task.gpu.name, tuned[task.gpu.name]
         models, changed = (

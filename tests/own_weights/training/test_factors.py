@@ -20,6 +20,7 @@ from lightning_predict.own_weights.training.tuning import tune_weights
 from lightning_predict.weights.files import parse_weights, read_weights, write_weights
 from lightning_predict.weights.records import MeasuredFactor
 from tests.own_weights.measuring.test_measuring import by_graph
+from tests.own_weights.training.example import write_unchanged_steps
 from tests.weights.example import weights as example_weights
 
 T4 = gpu("T4")
@@ -53,6 +54,7 @@ def test_train_writes_factors_that_predictions_use(tmp_path: Path, monkeypatch: 
     measure(
         tmp_path / "tables", operations=["sort"], dtypes=["float32"], shapes=20, device="cpu", gpu="T4", is_trial=True
     )
+    write_unchanged_steps(tmp_path / "tables", [T4])
     scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
     factor = read_weights(tmp_path / "weights" / "T4.safetensors").factors["sort/float32"]
     before = float(lp.operator_seconds("sort", "T4", rows=4096, cols=512))

@@ -1,5 +1,6 @@
 """Weights of a user's own GPU: tuned from the shipped weights, scored before and after, and nothing else is lost."""
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,12 @@ from lightning_predict.own_weights.training import tuning
 from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, STEPS_FOLDER, read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
-from lightning_predict.record.trace import Kernel, Operation, TensorInfo, Trace
 from lightning_predict.weights.records import CROSS_GPU, MeasuredFactor
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
 from tests.known import known
-from tests.own_weights.training.example import measured, write_own_table
+from tests.own_weights.training.example import measured, recorded_step, write_own_table
 
 briefly = partial(tune_weights, plan=TrainingPlan(steps=120, batch_rows=256, learning_rate=1e-3), jobs=1)
 
@@ -79,23 +79,6 @@ def test_tables_without_enough_rows_of_a_known_gpu_are_refused(tmp_path: Path) -
         briefly(tmp_path, tmp_path / "weights")
 
 
-def recorded_product(seconds: float) -> Trace:
-    """A step of one product of 2,048 rows and columns, recorded on a T4."""
-    data = TensorInfo((2048, 2048), "float32")
-    kernel = Kernel(
-        name="gemm",
-        seconds=seconds,
-        grid=(256, 1, 1),
-        block=(256, 1, 1),
-        registers_per_thread=64,
-        shared_memory_bytes=0,
-        stream=7,
-        start_seconds=0.0,
-    )
-    product = Operation(name="aten::mm", phase="forward", inputs=(data, data), outputs=(data,), kernels=(kernel,))
-    return Trace(operations=(product,), device="cuda", recorder="profiler", gpu_reported_name="Tesla T4")
-
-
 @pytest.mark.parametrize(("is_as_shipped", "refused"), [(True, "a recorded step gets worse"), (False, None)])
 def test_network_that_makes_a_recorded_step_worse_is_refused(
     tmp_path: Path, is_as_shipped: bool, refused: str | None
@@ -105,8 +88,9 @@ def test_network_that_makes_a_recorded_step_worse_is_refused(
     shipped = float(predict_operation_times([shape], [gpu("T4")], kernel_models(("T4",))).seconds[0, 0])
     by_law = float(measured(gpu("T4"), shape_batch("linear", "float32", b=1, m=2048, n=2048, k=2048))[0])
     assert abs(shipped / by_law - 1) > 0.1
-    (tmp_path / STEPS_FOLDER).mkdir()
-    recorded_product(shipped if is_as_shipped else by_law).save(tmp_path / STEPS_FOLDER / "product.json.gz")
+    recorded_step("aten::mm", shipped if is_as_shipped else by_law, gpu("T4")).save(
+        tmp_path / STEPS_FOLDER / "product.json.gz"
+    )
     (score,) = briefly(tmp_path, tmp_path / "weights")
     assert score.refused == refused
     assert ("T4.safetensors" in known(read_manifest(tmp_path / "weights")).files) == (refused is None)
@@ -129,7 +113,9 @@ def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.sort(table.seconds), written - replay, rtol=1e-4)
 
 
-def test_measure_records_its_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_records_its_steps_once_and_names_those_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: list[str] = []
 
     def maker(name: str) -> Callable[[torch.device], Callable[[], None]]:
@@ -142,10 +128,23 @@ def test_measure_records_its_steps_once(tmp_path: Path, monkeypatch: pytest.Monk
 
         return make
 
-    steps = {name: maker(name) for name in "ab"}
+    def too_large(device: torch.device) -> Callable[[], None]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more.")
+
+    steps = {"a": maker("a"), "large": too_large, "b": maker("b")}
     monkeypatch.setattr(typical_steps, "TYPICAL_STEPS", steps)
-    paths = typical_steps.record_steps(tmp_path / STEPS_FOLDER, torch.device("cpu"))
-    assert [path.name for path in paths] == ["a.json.gz", "b.json.gz"]
-    assert runs.count("a") == runs.count("b") == typical_steps.RECORDED_AFTER + 1
-    typical_steps.record_steps(tmp_path / STEPS_FOLDER, torch.device("cpu"))
-    assert len(runs) == 2 * (typical_steps.RECORDED_AFTER + 1)
+    monkeypatch.setattr(typical_steps, "CHECKED", tuple(steps))
+    for _ in range(2):
+        failures = typical_steps.record_steps(tmp_path / STEPS_FOLDER, torch.device("cpu"))
+        assert failures == ("The step of large could not be recorded: CUDA out of memory. Tried to allocate 2.00 GiB.",)
+        assert {path.name for path in (tmp_path / STEPS_FOLDER).iterdir()} == {"a.json.gz", "b.json.gz"}
+        assert runs.count("a") == runs.count("b") == typical_steps.RECORDED_AFTER + 1
+
+
+def test_weights_that_no_step_checks_are_refused(tmp_path: Path) -> None:
+    write_own_table(tmp_path, [gpu("T4")], rows=900)
+    shutil.rmtree(tmp_path / STEPS_FOLDER)
+    with pytest.raises(
+        MeasurementTableError, match=r"no step recorded on T4\. .* `lightning-predict measure` into this"
+    ):
+        briefly(tmp_path, tmp_path / "weights")
