@@ -130,7 +130,7 @@ class StepPredictor:
             self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
         self.ranks: dict[int, RankMemory] = {}
         self._memory: list[tuple[Trace, StepMemory]] = (
-            [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+            [(kind, need) for kind in kinds if (need := step_memory(kind)) is not None]
             if same_sizes is None
             else same_sizes._memory
         )

@@ -48,36 +48,36 @@ class Price:
         return days if days > self.fresh_days else None
 
 
-def _samples_per_second(one: PredictionFields) -> float | None:
-    samples = one.run.samples_per_iteration
-    return None if samples is None else samples / one.step_seconds
+def _samples_per_second(prediction: PredictionFields) -> float | None:
+    samples = prediction.run.samples_per_iteration
+    return None if samples is None else samples / prediction.step_seconds
 
 
-def _tokens_per_second(one: PredictionFields) -> float | None:
-    tokens = one.run.tokens_per_iteration
-    return None if tokens is None else tokens / one.step_seconds
+def _tokens_per_second(prediction: PredictionFields) -> float | None:
+    tokens = prediction.run.tokens_per_iteration
+    return None if tokens is None else tokens / prediction.step_seconds
 
 
-def _mfu(one: PredictionFields) -> float | None:
-    layout, flops, dtype = one.layout, one.run.flops, one.run.flops_dtype
+def _mfu(prediction: PredictionFields) -> float | None:
+    layout, flops, dtype = prediction.layout, prediction.run.flops, prediction.run.flops_dtype
     peak = None if layout is None or dtype is None else layout.gpu.peak(dtype)
     if layout is None or not flops or not peak:
         return None
-    return flops / one.step_seconds / (peak * layout.count)
+    return flops / prediction.step_seconds / (peak * layout.count)
 
 
-def _energy(one: PredictionFields) -> Energy | None:
+def _energy(prediction: PredictionFields) -> Energy | None:
     """Estimate the energy of a run; None if its length or the GPU is unknown."""
-    layout = one.layout
-    if one.remaining_seconds is None or layout is None:
+    layout = prediction.layout
+    if prediction.remaining_seconds is None or layout is None:
         return None
     estimate = energy(
-        one.remaining_seconds,
+        prediction.remaining_seconds,
         layout.gpu,
         num_gpus=layout.count,
-        busy_share=min(one.device_seconds / one.iteration_seconds, 1.0),
-        grid_grams_per_kwh=one.supply.grams_per_kwh,
-        overhead=one.supply.overhead,
+        busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
+        grid_grams_per_kwh=prediction.supply.grams_per_kwh,
+        overhead=prediction.supply.overhead,
     )
     return replace(estimate, gpu=layout.name)
 
@@ -99,7 +99,9 @@ class PredictionFields:
 
     gpu = Field[str]("layout.name", "Catalogue name of the GPU or layout.", title="GPU", on_machine=True)
     step_seconds = Field[float](
-        lambda one: one.iteration_seconds if one.measured_seconds is None else one.measured_seconds,
+        lambda prediction: (
+            prediction.iteration_seconds if prediction.measured_seconds is None else prediction.measured_seconds
+        ),
         "Seconds of a step, as measured if it was.",
         "s",
         title="step",
@@ -199,7 +201,7 @@ class PredictionFields:
         "Whether the validation time is estimated from the forward share of a training step.",
     )
     cycle = Field[Interval[float]](
-        lambda one: one.iteration.added(one.cycle_seconds - one.iteration_seconds),
+        lambda prediction: prediction.iteration.added(prediction.cycle_seconds - prediction.iteration_seconds),
         "Seconds of a step and its wait for the loader, with a 90 % interval.",
         "s",
         in_json=False,
@@ -211,7 +213,9 @@ class PredictionFields:
         "s",
     )
     loader_share = Field[float](
-        lambda one: 1 - one.iteration_seconds / one.cycle_seconds if one.cycle_seconds > 0 else 0.0,
+        lambda prediction: (
+            1 - prediction.iteration_seconds / prediction.cycle_seconds if prediction.cycle_seconds > 0 else 0.0
+        ),
         "Share of the time spent waiting for the loader.",
         "share",
     )

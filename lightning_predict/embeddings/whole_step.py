@@ -364,7 +364,7 @@ def _queues(
     sent = _transfers(order, plan, full, links)
     ordered = sorted(
         ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
-        key=lambda one: one[0],
+        key=lambda pair: pair[0],
     )
     transfers = [replace(transfer, after=after) for after, transfer in ordered]
 

@@ -199,41 +199,41 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
+def _rates(row: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
     """Return tokens per second and per dollar; samples per second and per dollar if `tokens` is None."""
     each = 1 if tokens is None else tokens
-    rates = (one.samples_per_second, one.samples_per_usd)
+    rates = (row.samples_per_second, row.samples_per_usd)
     second, dollar = (None if rate is None else rate * each for rate in rates)
     return second, dollar
 
 
-def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
-    prediction = one.prediction
-    second, dollar = _rates(one, tokens)
+def _values(row: RankedLayout, tokens: int | None) -> dict[str, object]:
+    prediction = row.prediction
+    second, dollar = _rates(row, tokens)
     return {
         "layout": prediction.gpu,
-        "strategy": one.strategy.name,
-        "kernels": list(one.kernels),
+        "strategy": row.strategy.name,
+        "kernels": list(row.kernels),
         "iteration_seconds": prediction.iteration_seconds,
         "iteration_seconds_low": prediction.iteration_seconds_low,
         "iteration_seconds_high": prediction.iteration_seconds_high,
-        "samples_per_second": one.samples_per_second,
-        "samples_per_usd": one.samples_per_usd,
+        "samples_per_second": row.samples_per_second,
+        "samples_per_usd": row.samples_per_usd,
         "tokens_per_second": None if tokens is None else second,
         "tokens_per_usd": None if tokens is None else dollar,
-        "total_seconds": one.total_seconds,
-        "cost_usd": one.cost_usd,
-        "goodput": None if one.goodput is None else one.goodput.share,
-        "checkpoint_interval_seconds": None if one.goodput is None else one.goodput.interval_seconds,
+        "total_seconds": row.total_seconds,
+        "cost_usd": row.cost_usd,
+        "goodput": None if row.goodput is None else row.goodput.share,
+        "checkpoint_interval_seconds": None if row.goodput is None else row.goodput.interval_seconds,
         "usd_per_hour": prediction.usd_per_hour,
         "offer": prediction.offer,
         "memory_bytes": prediction.memory_bytes,
-        "bound_by": one.bound_by,
+        "bound_by": row.bound_by,
         "notes": list(prediction.step.notes),
     }
 
 
-def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> list[str]:
+def _lines(ranked: Sequence[RankedLayout], tokens: int | None, heading: str) -> list[str]:
     from lightning_predict.reports.format import (
         duration,
         gibibytes,
@@ -245,8 +245,8 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
     )
 
     rows = []
-    layouts = list(dict.fromkeys(choice.prediction.gpu for choice in found))
-    for choice in found:
+    layouts = list(dict.fromkeys(choice.prediction.gpu for choice in ranked))
+    for choice in ranked:
         own, time = choice.prediction, choice.prediction.iteration
         second, dollar = _rates(choice, tokens)
         rows.append(
@@ -285,14 +285,14 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
         rows,
     )
     right = {number for number, header in enumerate(headers) if header not in texts}
-    notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
-    first = () if len(found) == 1 else ("Of the first:",)
+    notes = dict.fromkeys(note for note in ranked[0].prediction.step.notes)
+    first = () if len(ranked) == 1 else ("Of the first:",)
     return [
-        *sentences([heading, _priced(found)]),
+        *sentences([heading, _priced(ranked)]),
         "",
         aligned(headers, rows, right=right),
         "",
-        *sentences((*_failures(found), *((*first, *notes) if notes else ()))),
+        *sentences((*_failures(ranked), *((*first, *notes) if notes else ()))),
     ]
 
 
@@ -314,12 +314,12 @@ def _heading(
     return f"A step is {size}{length}{larger}."
 
 
-def _priced(found: Sequence[RankedLayout]) -> str:
+def _priced(ranked: Sequence[RankedLayout]) -> str:
     """Return each layout's name with its price, the source of the price, and its kernels."""
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
-    for name, choice in {choice.prediction.gpu: choice for choice in found}.items():
+    for name, choice in {choice.prediction.gpu: choice for choice in ranked}.items():
         own = choice.prediction
         price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
         kernels = f", with kernels of {', '.join(choice.kernels)}" if choice.kernels else ""
@@ -327,18 +327,18 @@ def _priced(found: Sequence[RankedLayout]) -> str:
     return f"On {'; '.join(prices)}:"
 
 
-def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
+def _failures(ranked: Sequence[RankedLayout]) -> Iterator[str]:
     """Yield a sentence per layout on the cost of failures and checkpoints."""
     from lightning_predict.reports.format import duration, significant
 
-    for name, goodput in {choice.prediction.gpu: choice.goodput for choice in found}.items():
+    for name, goodput in {choice.prediction.gpu: choice.goodput for choice in ranked}.items():
         if goodput is not None:
             yield (
                 f"{name}: a failure every {duration(goodput.failure_seconds)}; a checkpoint of "
                 f"{significant(goodput.checkpoint_bytes / 1e9)} GB takes {duration(goodput.checkpoint_seconds)}, best "
                 f"every {duration(goodput.interval_seconds)}."
             )
-    if any(choice.goodput is not None for choice in found):
+    if any(choice.goodput is not None for choice in ranked):
         yield (
             "Goodput: share of the time left after failures, checkpoints and repeated work. Totals and costs include "
             "it."

@@ -170,7 +170,7 @@ def best_layouts(  # noqa: D417
     ]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
-    return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
+    return tuple(ordered(ranked, lambda choice: choice.seconds_per_batch)[:count])
 
 
 def _recorded_steps(trace: Trace, iterations: int | None, global_batch: int | None) -> int | None:
@@ -180,14 +180,14 @@ def _recorded_steps(trace: Trace, iterations: int | None, global_batch: int | No
     return math.ceil(iterations * global_batch / trace.samples)
 
 
-def _ranked(step: StepPredictor, layout: Layout, found: FoundStrategy, reliability: Reliability | None) -> RankedLayout:
-    strategy, need, goodput = found.strategy, found.need, None
+def _ranked(step: StepPredictor, layout: Layout, best: FoundStrategy, reliability: Reliability | None) -> RankedLayout:
+    strategy, need, goodput = best.strategy, best.need, None
     if reliability is not None and (size := checkpoint_bytes(step.trace)) is not None:
         goodput = goodput_of(size, layout.count, reliability)
     if strategy.pipeline > 1 or strategy.expert > 1:
         need = step.memory_need(layout, strategy)  # with the least filled GPU
-    prediction = step.prediction(layout, strategy, found.step, need)
-    return RankedLayout(prediction, strategy, found.seconds_per_batch, goodput)
+    prediction = step.prediction(layout, strategy, best.step, need)
+    return RankedLayout(prediction, strategy, best.seconds_per_batch, goodput)
 
 
 def _check_arguments(

@@ -96,7 +96,7 @@ def _written(trace: Trace, lives: Sequence[_Life]) -> tuple[Storage, ...]:
         for life in lives
         if (not life.is_given and life.tensor.id not in again) or life.tensor.id in unmade
     ]
-    return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.allocated_at))
+    return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda storage: storage.allocated_at))
 
 
 _ACTIVATION_FUNCTIONS: Final = frozenset(f"aten::{name}" for name in ("gelu", "relu", "sigmoid", "silu", "tanh"))

@@ -157,7 +157,7 @@ class _Nodes:
         self._threads = self._thread_numbers(profile, calls)
         # The last call with a given sequence number created its node.
         self._makers = {
-            (call.thread, call.sequence_number): call for call in sorted(counted, key=lambda one: one.start)
+            (call.thread, call.sequence_number): call for call in sorted(counted, key=lambda call: call.start)
         }
         nodes = [call for call in calls if is_outer_node(call) and call.sequence_number is not None]
         numbers: dict[Thread, set[int]] = {}
@@ -166,7 +166,7 @@ class _Nodes:
         self._node_numbers = {thread: sorted(values) for thread, values in numbers.items()}
         self._whole_calls: dict[Thread, list[tuple[int, int, Call]]] = {}
         by_thread: dict[Thread, list[Call]] = {}
-        for call in sorted(counted, key=lambda one: one.start):
+        for call in sorted(counted, key=lambda call: call.start):
             by_thread.setdefault(call.thread, []).append(call)
         for thread, members in by_thread.items():
             starts = [member.start for member in members]
@@ -339,10 +339,10 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
     return UNATTRIBUTED if around is None else around.name
 
 
-def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
+def _join_backward(operations: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
     """Join the consecutive nodes of the backward pass of each whole call into one operation."""
     last: FoundOperation | None = None
-    for item in found:
+    for item in operations:
         if last is not None and item.whole_forward is not None and item.whole_forward is last.whole_forward:
             last.work.extend(item.work)
             last.duration = (last.duration or 0.0) + (item.duration or 0.0)

@@ -162,7 +162,7 @@ def _operands(sizes: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[li
     """Yield the sizes and strides of each tensor that has dimensions. Lists of tensors are flattened."""
     for shape, steps in zip(sizes, strides, strict=False):
         each = zip(shape, steps, strict=False) if shape and isinstance(shape[0], list) else [(shape, steps)]
-        yield from ((one, between) for one, between in each if one and is_shape(one) and is_shape(between))
+        yield from ((shape, between) for shape, between in each if shape and is_shape(shape) and is_shape(between))
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:

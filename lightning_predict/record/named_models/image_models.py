@@ -107,7 +107,7 @@ def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Callable
     def loss() -> Tensor:
         output = model(images)
         several = output.values() if isinstance(output, Mapping) else output  # a mapping for segmentation
-        outputs = (output,) if isinstance(output, Tensor) else tuple(one for one in several if one is not None)
+        outputs = (output,) if isinstance(output, Tensor) else tuple(tensor for tensor in several if tensor is not None)
         total = functional.cross_entropy(outputs[0], labels)
         for auxiliary in outputs[1:]:
             total = total + functional.cross_entropy(auxiliary, labels)
