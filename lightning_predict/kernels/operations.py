@@ -107,7 +107,8 @@ class NetworkSpec:
     def operations(self) -> tuple[str, ...]:
         """Names of the operations, in order of registration."""
         _load()
-        return tuple(spec.name for spec in _SPECS.values() if self in spec.estimators)
+        names = ((spec.name, network.name) for spec in _SPECS.values() for network in spec.of(NetworkSpec))
+        return tuple(operation for operation, network in names if network == self.name)
 
     def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the feature names, and their float32 values in the same order, shape (gpus, shapes, features)."""
