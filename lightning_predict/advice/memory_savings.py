@@ -17,14 +17,13 @@ from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.breakdown import memory_breakdown
-from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
-from lightning_predict.memory.step_memory import memory_need, step_memory
+from lightning_predict.memory.step_memory import step_memory
 from lightning_predict.record.sources import Variant
-from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
 from lightning_predict.reports.published_cases import TrainedPart, trained_part
+from lightning_predict.step_predictor import memory_need_of
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")  # Names of changes that may reduce memory
 
@@ -52,14 +51,7 @@ def memory_report(
     derived = memory if is_derived else None
     scaled = None if why_no_other_batch(trace) is not None else ScaledMemory(trace, derived)
     savings = [one for one in _savings(trace, gpu, scaled, needed if is_derived else None) if one.bytes >= least]
-    need = memory_need(
-        layout,
-        needed,
-        relative=memory.relative,
-        releasable_bytes=lambda: memory.releasable_bytes,
-        context=context_bytes(gpu, release_of(trace.software)),
-        reported_bytes=reported_bytes,
-    )
+    need = memory_need_of([(trace, memory)], layout, Strategy(), reported_bytes=reported_bytes)
     return MemoryReport(
         gpu=gpu.name,
         need=need,

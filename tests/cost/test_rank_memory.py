@@ -68,6 +68,8 @@ def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
     assert [storage.size_bytes for storage in shards] == [WEIGHT_BYTES // 2] * BLOCKS
     whole = [one for one in blocks.storages if one.cause == "backward" and one.size_bytes == WEIGHT_BYTES]
     assert len(whole) == BLOCKS
+    copies = [one for one in blocks.storages if one.cause == "update"]  # of one state, by AdamW for all at once
+    assert max(live_bytes(copies, blocks.count)) == BLOCKS * WEIGHT_BYTES // 2
     # A whole gradient is freed after the next unit, so two exist at a time, and three while a third is written.
     assert max(live_bytes(whole, blocks.count)) <= 3 * WEIGHT_BYTES
 

@@ -6,12 +6,9 @@ Two blocks of 16 MiB of weights each; with gradients and two states a parameter 
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.hardware import gpu
@@ -23,7 +20,7 @@ from lightning_predict.layouts.tensor_parallel import split_model
 from lightning_predict.memory.rank_memory import RankMemory, even_bytes
 from lightning_predict.record.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.known import known
-from tests.layouts.example_blocks import EXPERT_BYTES, HIDDEN, TOKENS, WEIGHT_BYTES, mixture, trace_of
+from tests.layouts.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
 
 H100 = gpu("H100-SXM-80GB")
 VOCABULARY = 32 * HIDDEN
@@ -334,45 +331,3 @@ def test_even_division_with_experts_and_stages(gpus: int, strategy: Strategy, ex
     experts = Parameter(name="layers.0.experts.weight", shape=(75,), dtype="float32")
     trace = replace(UNITS, parameters=(experts, *UNITS.parameters[:2]))
     assert even_bytes(3600, trace, Layout(H100, gpus), strategy) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("expert", "mebibytes"), [(1, 3 * 96 + 8 + 16), (2, 3 * 64 + 8 + 16), (8, 3 * 40 + 8 + 16)])
-def test_zero_shards_state_of_experts_among_gpus_with_same_experts(expert: int, mebibytes: float) -> None:
-    # Parameters, gradients and their buckets: 32 MiB and a share of the experts' 64. Of two states, an eighth of 32
-    # MiB, and an eighth of the experts' 64 MiB.
-    trace, _ = mixture(2, 8)
-    experts, dense = 2 * 8 * EXPERT_BYTES, 2 * WEIGHT_BYTES
-    state = 2 * (experts + dense)
-    trace = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state))
-    single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
-    needed = even_bytes(single, trace, Layout(H100, 8), Strategy(data="zero1", expert=expert))
-    assert needed == pytest.approx(3 * (dense + experts / expert) + state / 8)
-    assert needed / MEBIBYTE == pytest.approx(mebibytes)
-
-
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-@pytest.mark.parametrize("foreach", [None, True])
-def test_copy_of_the_update_is_sharded_with_the_weights(gpus: int, foreach: bool | None) -> None:
-    """Mistral-7B on two A100 allocated 34.2 GiB under FSDP; 42.2 were predicted, with a whole copy.
-
-    On meta, torch's default is CUDA's default: AdamW updates all parameters at once, with a copy of one state.
-    """
-    with torch.device("meta"):
-        blocks = nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in range(24))
-        data = torch.empty(4, 2048)
-    optimizer = torch.optim.AdamW(blocks.parameters(), foreach=foreach)
-
-    def step() -> None:
-        hidden = data
-        for block in blocks:
-            hidden = block(hidden)
-        hidden.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    name = f"{gpus}xA100-SXM-80GB"
-    memory = known(lp.predict(lp.capture(step), [name], history=False, strategy="fsdp")[name].memory.allocated)
-    weights = 4 * 24 * 2048**2
-    # The update holds weights, gradients, two states and a copy, all divided
-    assert memory.middle == pytest.approx(5 * weights / gpus, rel=0.25)
-    assert memory.middle < 4.5 * weights / gpus + weights / 2  # 24.5, 16.5 and 12.6 GiB for 8: the copy was whole
