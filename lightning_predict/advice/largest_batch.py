@@ -30,6 +30,7 @@ from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, StepMemory, step_memory, usable_bytes
 from lightning_predict.prediction import predict_workload, remaining_steps, shown_layouts
 from lightning_predict.record.trace import Trace
+from lightning_predict.reports.format import significant, usd
 from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.weights.source import AnyWeights
 
@@ -54,7 +55,7 @@ class LargestBatch:
 
     @property
     def sentence(self) -> str:
-        """Sentence that states the largest batch."""
+        """Sentence that states the largest batch, with its speed and cost if known."""
         on, even = f"Largest batch on the {self.gpu}", self.batch_size_at_50_percent
         if even is None:
             return f"{on}: not even one sample fits with a chance of {FITS_FROM:.0%}."
@@ -62,7 +63,10 @@ class LargestBatch:
         if self.batch_size is None or self.fit_probability is None:
             return f"{on}: none fits with a chance of {FITS_FROM:.0%}; {at_best} an even chance."
         samples = "1 sample" if self.batch_size == 1 else f"{self.batch_size:,} samples"
-        return f"{on}: {samples} ({self.fit_probability:.0%}); {at_best} an even chance."
+        cost = "" if self.usd_per_million_samples is None else f", {usd(self.usd_per_million_samples)} for a million"
+        cost += f" ({self.offer})" if self.offer and cost else ""
+        rate = "" if self.samples_per_second is None else f": {significant(self.samples_per_second)} samples/s{cost}"
+        return f"{on}: {samples} ({self.fit_probability:.0%}){rate}; {at_best} an even chance."
 
 
 @fill_in_assumptions

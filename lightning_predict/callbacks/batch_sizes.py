@@ -27,7 +27,6 @@ from lightning_predict.callbacks.trainer_state import logger_step
 from lightning_predict.observe.run_session import PredictionRequest
 from lightning_predict.record.recording import capture
 from lightning_predict.record.trace import Trace
-from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.loggers import LoggedTable, log_table
 
 if TYPE_CHECKING:
@@ -72,11 +71,9 @@ def show_batch_sizes(batches: Sequence[LargestBatch], trainer: Trainer, *, with_
     """Print the largest batches, and log them at the current step."""
     if not batches:
         return
-    width = max(len(batch.gpu) for batch in batches)
-    lines = [f"{batch.gpu:<{width}}  {_line(batch)}" for batch in batches]
+    lines = [batch.sentence for batch in batches]
     if with_table:
-        print_on_rank_zero(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
-        print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
+        print_on_rank_zero(trainer, lambda: "\n".join(["From steps captured on the meta device:", *lines, ""]))
     values = {}
     for batch in batches:
         if batch.batch_size is not None and batch.samples_per_second is not None:
@@ -93,14 +90,3 @@ def show_batch_sizes(batches: Sequence[LargestBatch], trainer: Trainer, *, with_
     step = logger_step(trainer)
     for refusal in (*log_values(trainer, "predict", values), *log_table(trainer.loggers, table, step=step)):
         warn(refusal)
-
-
-def _line(batch: LargestBatch) -> str:
-    if batch.batch_size is None or batch.step_seconds is None or batch.samples_per_second is None:
-        return "not even one sample fits"
-    cost = ""
-    if batch.usd_per_million_samples is not None:
-        cost = f", {usd(batch.usd_per_million_samples)} for a million" + (f" ({batch.offer})" if batch.offer else "")
-    fit = f"{gibibytes(batch.memory_bytes or 0)} GiB (fits with a chance of {batch.fit_probability:.0%})"
-    rate = f"{significant(batch.samples_per_second)} samples/s"
-    return f"batch size {batch.batch_size:,}: {duration(batch.step_seconds)} a step, {fit}, {rate}{cost}"

@@ -45,7 +45,7 @@ def test_it_is_shown_and_logged(small: Small, tmp_path: Path, capsys: pytest.Cap
     predictor, _ = fit(small, tmp_path, noting, logger=logger)
     assert asked == [BATCH_SIZE]
     assert [option.gpu for option in predictor.batch_sizes] == ["T4", "L4"]
-    assert "T4  batch size " in capsys.readouterr().out
+    assert " samples/s, " in predictor.batch_sizes[0].sentence in capsys.readouterr().out
     (row,) = [row for row in our_rows(logger) if row["predict/T4/largest_batch_size"]]
     assert float(row["predict/T4/largest_batch_size"]) == predictor.batch_sizes[0].batch_size
 
