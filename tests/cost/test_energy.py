@@ -32,12 +32,23 @@ def test_power_is_the_limit_times_gpus_and_overhead_if_always_busy() -> None:
     assert known(with_values(RUN, device_seconds=0.02).energy).watts == 70.0
 
 
-def test_a_device_that_waits_takes_a_share() -> None:
+def test_device_that_waits_takes_a_share_and_a_layout_the_energy_of_its_gpus() -> None:
     found = known(with_values(RUN, grams_per_kwh=500).energy)
     assert found.watts == pytest.approx(70 * (0.5 + IDLE_SHARE * 0.5))  # 42 W at a share of 0.2
     assert found.kilowatt_hours == pytest.approx(0.042 * 2)
     assert found.co2_kilograms == pytest.approx(0.042 * 2 * 0.5)  # 500 g/kWh
     assert found.grid_grams_per_kwh == 500
+    # Eight T4 of 70 W, busy throughout, for one hour.
+    one = example_prediction(
+        "8xT4",
+        iteration=Interval(1.0, 1.0, 1.0),
+        device_seconds=1.0,
+        host_seconds=0.1,
+        total=Interval(3600.0, 3600.0, 3600.0),
+    )
+    found = known(one.energy)
+    assert found.gpu == "8xT4"
+    assert found.kilowatt_hours == pytest.approx(8 * 0.070)
 
 
 @given(busy=st.floats(0, 1), seconds=st.floats(0, 1e7))
@@ -62,20 +73,6 @@ def test_numbers_out_of_range(arguments: dict[str, float], words: str) -> None:
         energy(3600.0, T4, **arguments)  # type: ignore[arg-type]
 
 
-def test_a_layout_takes_the_energy_of_all_its_gpus() -> None:
-    # Eight T4 of 70 W, busy throughout, for one hour.
-    one = example_prediction(
-        "8xT4",
-        iteration=Interval(1.0, 1.0, 1.0),
-        device_seconds=1.0,
-        host_seconds=0.1,
-        total=Interval(3600.0, 3600.0, 3600.0),
-    )
-    found = known(one.energy)
-    assert found.gpu == "8xT4"
-    assert found.kilowatt_hours == pytest.approx(8 * 0.070)
-
-
 def test_grid_is_found_by_region_and_name_and_an_unknown_one_suggests_others() -> None:
     zurich = grid_of("europe-west6")
     assert (zurich.grams_per_kwh, zurich.year) == (21.2, 2025)
@@ -89,16 +86,13 @@ def test_grid_is_found_by_region_and_name_and_an_unknown_one_suggests_others() -
         grid_of(-1)
 
 
-def test_every_row_can_be_asked_for_and_lies_between_water_and_coal() -> None:
+def test_grids_of_countries_and_regions_have_dated_figures() -> None:
     rows = read_toml(GRIDS_FILE, CatalogueError).member("grams_per_kwh").members()
     assert len(rows) >= 40
     for region, row in rows.items():
         assert grid_of(str(region)).grams_per_kwh == row.member("grams").value
         # IPCC (2014): hydropower 24 g/kWh over its life, coal 820; a mix lies within, or below where nothing is burnt.
         assert 5 < grid_of(str(region)).grams_per_kwh < 820
-
-
-def test_a_country_is_found_by_name_and_code() -> None:
     france = grid_of("france")
     # codecarbon's table, copied from Our World in Data: 56.039 g/kWh in 2023.
     assert (france.grams_per_kwh, france.year) == (56.039, 2023)
@@ -108,9 +102,6 @@ def test_a_country_is_found_by_name_and_code() -> None:
     assert grid_of("UK") == grid_of("United Kingdom") == grid_of("GB")
     assert grid_of("belgium").name == "europe-west1, Belgium"  # the newer figure of Google's region there
     assert grid_of("BE").name == "Belgium"
-
-
-def test_each_country_has_a_figure_with_its_year() -> None:
     countries = read_toml(GRIDS_FILE, CatalogueError).member("countries").members()
     assert len(countries) == 212  # of 213; the table has 0 for the Central African Republic
     for code, row in countries.items():

@@ -153,15 +153,13 @@ def test_fit_probability_is_even_at_the_measured_mean_and_follows_t() -> None:
     assert [fit_probability(certain, certain, total) for total in (1.9, 2.0)] == [0.0, 1.0]
 
 
-def test_process_is_reserved_memory_and_context() -> None:
+def test_process_is_reserved_memory_and_context_within_the_reported_memory() -> None:
     need = memory_need(T4, 8 * GIBIBYTE, relative=Interval(0.9, 1.0, 1.1), allocated_bytes=7 * GIBIBYTE)
     assert need.reserved == Interval(0.9 * 8 * GIBIBYTE, 8 * GIBIBYTE, 1.1 * 8 * GIBIBYTE)
     assert need.process == need.reserved.added(context_bytes(T4.gpu))
     assert known(need.allocated).middle == 7 * GIBIBYTE
     assert need.memory_bytes == 8 * GIBIBYTE
-
-
-def test_releasable_memory_need_not_fit() -> None:
+    assert usable_bytes(gpu("T4"), 15 * GIBIBYTE) == 15 * GIBIBYTE - context_bytes(gpu("T4")).middle
     # Of the T4's 14.8 GiB and 0.44 of context, 16 GiB are too much, 12 are not.
     alone, given_back = (memory_need(T4, 16 * GIBIBYTE, releasable_bytes=spare * GIBIBYTE) for spare in (0, 4))
     assert (alone.memory_fit, given_back.memory_fit) == ("exceeds", "fits")
@@ -252,10 +250,6 @@ def test_usable_memory_is_within_1_percent_of_reported_memory(name: str) -> None
     assert usable_bytes(gpu(name)) == pytest.approx(truth, rel=0.011)
 
 
-def test_reported_memory_of_gpu_in_use_takes_precedence() -> None:
-    assert usable_bytes(gpu("T4"), 15 * GIBIBYTE) == 15 * GIBIBYTE - context_bytes(gpu("T4")).middle
-
-
 BATCH = TensorInfo((50,), "float32", id=0)
 WEIGHT = TensorInfo((100,), "float32", id=1)
 HIDDEN = TensorInfo((200,), "float32", id=2)
@@ -293,7 +287,7 @@ def test_parts_of_tensor_memory_add_up_with_and_without_gradients() -> None:
     assert tensor_bytes(replace(trace, operations=TRACE.operations[:2])) == 400 + 200 + (800 + 2000)
 
 
-def test_workspaces_are_allocated_as_torch_counts_it() -> None:
+def test_workspaces_are_one_per_thread_as_torch_counts_them() -> None:
     """max_memory_allocated contains the layout copies for a convolution's weight gradient, of images and gradient."""
     with torch.device("meta"):
         model, images = torch.nn.Conv2d(16, 16, 3, padding=1, bias=False), torch.empty(64, 16, 64, 64)
@@ -309,9 +303,17 @@ def test_workspaces_are_allocated_as_torch_counts_it() -> None:
     # backward pass holds the batch and two copies.
     assert memory.allocated_on(card) - tensors == pytest.approx(image, rel=0.01)
     assert memory.allocated_on(card) <= memory.bytes_on(card)
+    # 2 x 4096 + 8 x 16 KiB, once for the forward pass and once for autograd's thread; 8 x 4096 KiB on Hopper.
+    memory = known(step_memory(PRODUCTS))
+    tensors = tensor_bytes(PRODUCTS) + memory.slack_bytes
+    assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
+    assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
+    assert known(step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))).cublas_handles == 1
+    without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
+    assert known(without_products).cublas_handles == 0
 
 
-def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None:
+def test_updates_of_all_parameters_at_once_may_be_the_fullest_moment() -> None:
     # The square roots of Adam, twice: on CUDA as much as the gradients lives at once, more than all activations.
     large = TensorInfo((10_000,), "float32", id=5)
     roots = Operation(name="aten::sqrt", phase="optimizer", inputs=(WEIGHT,), outputs=(large,))
@@ -321,9 +323,6 @@ def test_an_update_of_all_parameters_at_once_may_be_the_fullest_moment() -> None
     assert tensor_bytes(replace(trace, operations=TRACE.operations)) == 80_800 + 200 + 2800  # updated in place
     assert tensor_bytes(replace(trace, operations=(*TRACE.operations, roots))) == 80_800 + 40_000 + 200
     assert tensor_bytes(trace) == 80_800 + 40_000 + 200  # the second takes the first one's place
-
-
-def test_foreach_update_allocates_all_parameters_at_once() -> None:
     passing = [TensorInfo((100,), "float32", id=10 + number) for number in range(9)]
     updates = [Operation(name="aten::sqrt", phase="optimizer", outputs=(value,)) for value in passing]
     memory = replace(TRACE.memory, parameter_bytes=10_000, gradient_bytes=10_000)
@@ -355,14 +354,3 @@ def test_memory_without_outputs_is_unknown_and_above_the_peak_is_slack() -> None
     memory = known(step_memory(TRACE))
     assert memory.slack_bytes > 0
     assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
-
-
-def test_a_workspace_a_thread_that_computes() -> None:
-    # 2 x 4096 + 8 x 16 KiB, once for the forward pass and once for autograd's thread; 8 x 4096 KiB on Hopper.
-    memory = known(step_memory(PRODUCTS))
-    tensors = tensor_bytes(PRODUCTS) + memory.slack_bytes
-    assert memory.bytes_on(gpu("T4")) - tensors == 2 * (2 * 4096 + 8 * 16) * 1024 == 2 * CUBLAS_WORKSPACE_BYTES
-    assert memory.bytes_on(gpu("H100-SXM-80GB")) - tensors == 2 * 32 * MEBIBYTE == 2 * LARGE_CUBLAS_WORKSPACE_BYTES
-    assert known(step_memory(replace(PRODUCTS, operations=PRODUCTS.operations[:2]))).cublas_handles == 1
-    without_products = step_memory(TRACE)  # such as convolutions alone, which are cuDNN's
-    assert known(without_products).cublas_handles == 0

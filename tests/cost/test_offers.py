@@ -40,7 +40,7 @@ def make_offer(
     )
 
 
-def test_offers_are_many_dated_and_sourced() -> None:
+def test_offers_are_many_dated_consistent_and_change() -> None:
     offers = load_offers()
     assert len(offers) >= 80
     assert {"AWS", "Azure", "GCP", "Lambda", "RunPod"} <= {offer.provider for offer in offers}
@@ -51,23 +51,17 @@ def test_offers_are_many_dated_and_sourced() -> None:
         assert 1 <= offer.num_gpus <= 16
         assert 0.05 < offer.usd_per_gpu_hour < 30
         assert offer.spot_usd_per_hour is None or offer.spot_usd_per_hour <= offer.usd_per_hour
-
-
-def test_machines_with_more_gpus_of_one_kind_cost_more() -> None:
     # A slip of a digit shows as a machine that is cheaper than every machine of the same list with fewer GPUs.
     lists: dict[tuple[str, str, str, str | None], list[Offer]] = {}
-    for offer in load_offers():
+    for offer in offers:
         lists.setdefault((offer.provider, offer.gpu, offer.date, offer.region), []).append(offer)
     compared = 0
-    for offers in lists.values():
-        for offer in offers:
-            smaller = [other.usd_per_hour for other in offers if other.num_gpus < offer.num_gpus]
+    for listed in lists.values():
+        for offer in listed:
+            smaller = [other.usd_per_hour for other in listed if other.num_gpus < offer.num_gpus]
             assert not smaller or offer.usd_per_hour > min(smaller)
             compared += bool(smaller)
     assert compared > 50
-
-
-def test_prices_change_within_a_year_and_a_half() -> None:
     # What `reports.table.OLD_DAYS` says of this table.
     machines: dict[tuple[str, str, int], dict[str, float]] = {}
     for offer in load_offers():
@@ -186,13 +180,19 @@ def load(folder: Path, text: str) -> tuple[Offer, ...]:
     return read_offers(path)
 
 
-def test_price_list_file_is_read(tmp_path: Path) -> None:
+def test_price_list_file_is_read_and_a_duplicate_rejected(tmp_path: Path) -> None:
     (offer,) = load(tmp_path, GOOD)
     assert (offer.usd_per_gpu_hour, offer.spot_usd_per_hour) == (0.75, 0.5)
     assert offer.region is None
     assert offer.label == "P i (2026-05, in stock)"
     (offer,) = load(tmp_path, GOOD.replace('date = "2026-05"', 'date = "2026-05"\nregion = "east"'))
     assert offer.region == "east"
+    line = GOOD.splitlines()[6]
+    with pytest.raises(
+        CatalogueError,
+        match=r"mine\.toml: price_list\['P 2026-05'\]\.offers\['i'\] is listed twice for one date; remove one of the",
+    ):
+        load(tmp_path, GOOD.replace(line, line + "\n" + line))
 
 
 @pytest.mark.parametrize(
@@ -227,15 +227,6 @@ def test_invalid_offer_is_named(tmp_path: Path, old: str, new: str, message: str
 def test_invalid_price_list_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(CatalogueError, match=re.escape(message)):
         load(tmp_path, GOOD.replace(old, new))
-
-
-def test_duplicate_price_is_rejected(tmp_path: Path) -> None:
-    line = GOOD.splitlines()[6]
-    with pytest.raises(
-        CatalogueError,
-        match=r"mine\.toml: price_list\['P 2026-05'\]\.offers\['i'\] is listed twice for one date; remove one of the",
-    ):
-        load(tmp_path, GOOD.replace(line, line + "\n" + line))
 
 
 def test_machine_by_name_has_its_own_price_or_the_cheapest_of_its_gpus() -> None:

@@ -106,11 +106,14 @@ def test_every_part_has_its_values_by_flat_names() -> None:
     assert json.loads(json.dumps(values)) == values
 
 
-def test_unknown_values_have_no_number() -> None:
+def test_unknown_values_have_no_number_and_each_value_a_description() -> None:
     run = predict_run(STEP, Workload())
     found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT, offers=[]), memory_need(LAYOUT, None))
     assert (found.total_seconds, found.cost_usd, found.samples_per_second, found.fits) == (None, None, None, None)
     assert found.unmeasured_seconds is None
+    assert all(row.__doc__ for row in FIELDS)
+    keys = [row.log for row in FIELDS if row.log is not None]
+    assert len(keys) == len(set(keys))
 
 
 def test_json_has_every_value_except_intervals_and_predictions_can_be_copied() -> None:
@@ -121,9 +124,3 @@ def test_json_has_every_value_except_intervals_and_predictions_can_be_copied() -
     assert {row.name for row in FIELDS} - others | sizes == set(prediction.as_dict())
     assert not any(isinstance(value, property) for value in vars(Prediction).values())
     assert pickle.loads(pickle.dumps(prediction)) == prediction == copy.deepcopy(prediction)
-
-
-def test_each_value_has_a_description_and_at_most_one_logger_key() -> None:
-    assert all(row.__doc__ for row in FIELDS)
-    keys = [row.log for row in FIELDS if row.log is not None]
-    assert len(keys) == len(set(keys))

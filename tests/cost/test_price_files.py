@@ -217,12 +217,16 @@ def test_own_prices_come_first_unless_outdated(tmp_path: Path) -> None:
     assert note.startswith("L4: the newest of your prices is of 2021-05-01, too old")
 
 
-def test_spot_prices(tmp_path: Path) -> None:
+def test_spot_prices_and_stock_of_a_file_are_in_the_label(tmp_path: Path) -> None:
     text = GOOD + GOOD.replace("T4", "L4") + "  spot_usd_per_hour: 0.4\n"
     (spot,) = at_spot_prices(read_offers(written(tmp_path, text)))  # only the L4 has one
     assert (spot.gpu, spot.usd_per_hour, spot.spot_usd_per_hour, spot.spot) == ("L4", 0.4, None, True)
     assert " spot (" in spot.label
     assert at_spot_prices([spot]) == (spot,)
+    first, second = read_offers(written(tmp_path, TWO_OFFERS.replace("  region: berlin", "  in_stock: false")))
+    assert (first.in_stock, second.in_stock) == (False, None)
+    assert first.label == "Our cluster dgx-2 (2026-11-01, sold out)"
+    assert replace(first, in_stock=True).label == "Our cluster dgx-2 (2026-11-01, in stock)"
 
 
 def test_spot_prices_keep_on_demand_machines_that_may_cost_less() -> None:
@@ -248,13 +252,6 @@ def test_spot_prices_keep_on_demand_machines_that_may_cost_less() -> None:
     best = cheapest_offer("T4", with_spot_prices([dear, replace(cheap, usd_per_hour=2.5)]))
     assert best is not None
     assert best.label == "Dear a spot (2026-11)"
-
-
-def test_label_states_stock_of_file(tmp_path: Path) -> None:
-    first, second = read_offers(written(tmp_path, TWO_OFFERS.replace("  region: berlin", "  in_stock: false")))
-    assert (first.in_stock, second.in_stock) == (False, None)
-    assert first.label == "Our cluster dgx-2 (2026-11-01, sold out)"
-    assert replace(first, in_stock=True).label == "Our cluster dgx-2 (2026-11-01, in stock)"
 
 
 def test_own_machines() -> None:

@@ -23,7 +23,7 @@ def run(name: str, hours: float, usd: float, **values: object) -> Prediction:
     )
 
 
-def test_group_recommendation_equals_naming_all_gpus() -> None:
+def test_group_equals_its_gpus_priced_within_180_days() -> None:
     # No list of names decides: each GPU with a current price is compared, as if it had been named.
     trace = example_trace(1024)
     ranking = predict(trace, iterations=10_000_000, history=False).ranking()
@@ -36,9 +36,6 @@ def test_group_recommendation_equals_naming_all_gpus() -> None:
     assert ranking.cheapest.gpu == named.cheapest.gpu
     assert ranking.compared == len(everything) > 30
     assert f"cheapest of the {len(everything)} GPUs with a price" in " ".join(str(ranking).split())
-
-
-def test_a_gpu_belongs_to_a_group_by_a_price_of_at_most_180_days() -> None:
     offers = [
         example_offer("L4", date="2026-07-01"),
         example_offer("T4", date="2026-01-02"),  # 180 days older
@@ -91,7 +88,7 @@ def test_consumer_cards_are_geforce_and_titan(name: str, consumer: bool) -> None
     assert is_consumer(gpu(name)) == consumer
 
 
-def test_the_table_shows_the_front_and_the_gpu_of_the_recording() -> None:
+def test_table_shows_the_front_the_gpu_of_the_recording_and_rivals() -> None:
     front = [run(name, 10 / n, n) for n, name in enumerate(("T4", "L4", "A10G", "L40S", "A40", "A30", "A10", "L40"), 1)]
     slower = [run("K80", 20, 9.0), run("M60", 30, 30.0)]
     too_large = with_values(run("P4", 1, 0.1), memory_fit="exceeds")
@@ -105,9 +102,6 @@ def test_the_table_shows_the_front_and_the_gpu_of_the_recording() -> None:
     assert "K80" in predictions.text(verbose=True)
     assert "K80" in predictions
     assert "The run does not fit on 1 of the GPUs with a price." in ranking_lines(predictions.ranking())
-
-
-def test_a_short_front_is_filled_with_the_next_cheapest_and_with_rivals() -> None:
     doubt = Interval(3600.0, 7200.0, 14400.0)
     best = [run("A100-SXM-80GB", 1, 1.0), with_values(run("L4", 2, 1.02), total=doubt)]
     others = [run(name, 10 + n, 3 + n) for n, name in enumerate(("T4", "A10G", "A40", "A30"))]

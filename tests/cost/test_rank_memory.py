@@ -58,7 +58,7 @@ def rank_blocks(trace: Trace, count: int, strategy: Strategy) -> tuple[Blocks, t
     return rank.blocks, rank.gathered
 
 
-def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
+def test_fsdp_holds_shards_and_zero_whole_gradients_or_shards(trace: Trace) -> None:
     blocks, gathered = rank_blocks(trace, 2, Strategy(data="fsdp"))
     assert sum(blocks.lasting) == BLOCKS * WEIGHT_BYTES // 2
     assert sum(blocks.state) == pytest.approx(2 * BLOCKS * WEIGHT_BYTES // 2, abs=1000)  # and the counts of steps
@@ -72,26 +72,19 @@ def test_a_rank_of_fsdp_holds_shards_and_gathers_units(trace: Trace) -> None:
     assert max(live_bytes(copies, blocks.count)) == BLOCKS * WEIGHT_BYTES // 2
     # A whole gradient is freed after the next unit, so two exist at a time, and three while a third is written.
     assert max(live_bytes(whole, blocks.count)) <= 3 * WEIGHT_BYTES
-
-
-def test_zero_1_keeps_gradients_and_buckets_whole_and_zero_2_shards_gradients(trace: Trace) -> None:
     first, second = (rank_blocks(trace, 4, Strategy(data=data))[0] for data in ("zero1", "zero2"))
     assert sum(first.lasting) == 2 * BLOCKS * WEIGHT_BYTES  # parameters and buckets
     assert sum(second.lasting) == BLOCKS * WEIGHT_BYTES
     sizes = [sum(one.size_bytes for one in each.storages if one.cause == "gradient") for each in (first, second)]
     assert sizes == [BLOCKS * WEIGHT_BYTES, BLOCKS * WEIGHT_BYTES // 4]
     assert sum(first.state) == sum(second.state)
-
-
-def test_copies_and_gradients_without_operations_are_sharded(trace: Trace) -> None:
     # Without the backward operations that write gradients, gradients count with the size of the parameters.
     operations = tuple(operation for operation in trace.operations if operation.phase != "optimizer")
     bare = replace(trace, operations=operations, held=None)
-    whole = sum(rank_blocks(bare, 4, Strategy(data="zero1"))[0].lasting)
-    second = sum(rank_blocks(bare, 4, Strategy(data="zero2"))[0].lasting)
+    zero1, zero2 = (sum(rank_blocks(bare, 4, Strategy(data=data))[0].lasting) for data in ("zero1", "zero2"))
     parameters = BLOCKS * WEIGHT_BYTES
-    assert whole == 3 * parameters  # with gradients and buckets
-    assert second == parameters + parameters // 4
+    assert zero1 == 3 * parameters  # with gradients and buckets
+    assert zero2 == parameters + parameters // 4
 
 
 @pytest.mark.parametrize("words", ["ddp,accumulate=2", "ddp,micro_batches=2", "ddp,micro_batches=2,accumulate=2"])
@@ -118,7 +111,7 @@ def test_predictions_take_the_simulated_rank(trace: Trace, words: str) -> None:
     assert need.memory_bytes == RankMemory(trace).most_filled(layout, strategy).bytes_on(A100)
 
 
-def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
+def test_measured_peaks_scale_the_rank_and_recordings_without_tensors_divide_evenly(trace: Trace) -> None:
     layout, strategy = Layout(A100, 4), Strategy(data="fsdp")
     alone = known(step_memory(trace))
     memory = replace(trace.memory, peak_bytes=2 * alone.allocated_on(A100), reserved_bytes=3 * alone.bytes_on(A100))
@@ -130,9 +123,6 @@ def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
     )
     assert known(found.allocated).middle == pytest.approx(2 * known(plain.allocated).middle)
     assert found.memory_bytes == pytest.approx(3 * (plain.memory_bytes or 0))
-
-
-def test_recordings_without_tensors_are_divided_evenly(trace: Trace) -> None:
     bare = tuple(replace(operation, inputs=(), outputs=()) for operation in trace.operations)
     memory = replace(trace.memory, peak_bytes=30 * GIBIBYTE, reserved_bytes=36 * GIBIBYTE)
     measured, layout, strategy = replace(trace, operations=bare, memory=memory), Layout(A100, 4), Strategy(data="fsdp")

@@ -81,14 +81,11 @@ def test_times_equal_the_kernel_models() -> None:
     assert rows.forward_seconds[0].tolist() == [seconds("embedding_bag", **quarter)] * 4
 
 
-def test_an_optimizer_reads_and_writes_the_state_of_the_rows_that_were_looked_up() -> None:
+def test_optimizer_state_and_dense_gradients_of_copies_count() -> None:
     # 1e9 rows, hardly one asked for twice: 10,240 of them. Adam: two moments of 64 numbers, 256 bytes each.
     table = EmbeddingTable(rows=10**9, dim=64, pooling=10)
     plain, adam = (load(table, "table_wise", 2, optimizer=name).backward_seconds[0, 0] for name in ("sgd", "adam"))
     assert adam - plain == pytest.approx(10_240 * 2 * 2 * 256 / lp.gpu(A100).dram_bytes_per_second, rel=1e-3)
-
-
-def test_a_copy_has_a_dense_gradient_and_a_dense_update() -> None:
     copies = load(TABLE, "data_parallel", 4, optimizer="adam")
     shape = {"bags": 256, "lookups": 10, "rows": 1000, "dim": 64}
     size = 1000 * 64 * 4
@@ -104,16 +101,13 @@ def test_a_copy_has_a_dense_gradient_and_a_dense_update() -> None:
     assert copies.partial_sum_bytes == 0
 
 
-def test_memory_by_hand() -> None:
+def test_memory_exchanged_bytes_and_moved_loads_by_hand() -> None:
     size, dim = 1000 * 64 * 4, 64
     assert load(TABLE, "table_wise", 4).memory_bytes.tolist() == [size, 0, 0, 0]
     assert load(TABLE, "row_wise", 4, optimizer="adam").memory_bytes.tolist() == [3 * size / 4] * 4
     # A number a row, on each GPU that holds some of its columns.
     by_column = load(TABLE, "column_wise", 4, optimizer="row_wise_adagrad").memory_bytes
     assert by_column.tolist() == [1000 * (dim / 4 * 4 + 4)] * 4
-
-
-def test_exchanged_bytes_by_hand() -> None:
     # 1,024 samples on 4 GPUs: 256 each. A sample has ten indices and a length of 8 bytes, and a vector of 64 x 4.
     sent = {kind: load(TABLE, kind, 4) for kind in KINDS}
     assert sent["table_wise"].index_bytes.tolist() == [256 * 11 * 8, 0, 0, 0]
@@ -126,9 +120,6 @@ def test_exchanged_bytes_by_hand() -> None:
     tokens = load(EmbeddingTable(rows=1000, dim=64, vectors=7, is_pooled=False), "row_wise", 4)
     assert tokens.vector_bytes.tolist() == [256 * 7 * 64 * 4 / 4] * 4
     assert tokens.partial_sum_bytes == 0
-
-
-def test_loads_add_up_and_move() -> None:
     whole, shared = load(TABLE, "table_wise", 4), load(TABLE, "row_wise", 4)
     both = whole.moved_to(2) + shared
     assert both.memory_bytes.tolist() == [64e3, 64e3, 64e3 + 256e3, 64e3]

@@ -101,7 +101,7 @@ def test_the_links_that_a_user_knows_decide() -> None:
     )
 
 
-def test_infeasible_tables_error_has_needed_and_available_memory() -> None:
+def test_infeasible_tables_are_named_and_the_optimizer_decides_what_fits() -> None:
     # 2e9 x 64 x 4 bytes = 477 GiB, twice that for Adam; eight times 85 % of 24 GiB = 163 GiB.
     with pytest.raises(InfeasiblePlanError) as raised:
         place_tables([table(2e9, name="users")], "8xL4", samples=1024, optimizer="adam")
@@ -110,9 +110,6 @@ def test_infeasible_tables_error_has_needed_and_available_memory() -> None:
     assert "8 GPU(s) with 20.4 GiB for tables each have 163 GiB" in said
     assert "row_wise: it needs 179 GiB on the fullest GPU" in said
     assert "Take more or larger GPUs" in said
-
-
-def test_the_optimizer_decides_what_fits() -> None:
     size = 0.9 * TABLE_SHARE * 80 * GIB
     single = [table(size / 4 / 64)]
     whole = {

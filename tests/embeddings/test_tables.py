@@ -63,7 +63,7 @@ class Pair(nn.Module):
         return result
 
 
-def test_two_look_ups_of_one_table_add_up_and_an_embedding_sums_nothing() -> None:
+def test_tables_without_storages_and_of_two_look_ups_are_told_apart() -> None:
     with torch.device("meta"):
         model = Pair()
         indices = [torch.zeros(16, length, dtype=torch.int64) for length in (9, 1, 6)]
@@ -72,8 +72,6 @@ def test_two_look_ups_of_one_table_add_up_and_an_embedding_sums_nothing() -> Non
     assert items == EmbeddingTable(rows=500, dim=4, pooling=5, vectors=2, dtype="bfloat16", name="items")
     assert tokens == EmbeddingTable(rows=70, dim=8, vectors=6, is_pooled=False, name="tokens")
 
-
-def test_without_storages_the_module_tells_tables_apart() -> None:
     def look_up(module: str | None) -> Operation:
         inputs = (TensorInfo((10, 4), "float32"), TensorInfo((8, 3), "int64"))
         return Operation(name="aten::embedding", phase="forward", inputs=inputs, module=module)
@@ -114,7 +112,7 @@ def test_invalid_table_is_refused(words: dict[str, object], problem: str) -> Non
         EmbeddingTable(**{"rows": 10, "dim": 4} | words)  # type: ignore[arg-type]
 
 
-def test_bytes_by_hand() -> None:
+def test_bytes_and_optimizer_state_by_hand() -> None:
     table = EmbeddingTable(rows=1000, dim=16, pooling=5, vectors=2, dtype="float16")
     assert (table.parameter_bytes, table.vector_bytes_per_sample) == (1000 * 16 * 2, 2 * 16 * 2)
     # Two bags of five indices, and two lengths; a quarter of the rows has a quarter of the indices.
@@ -122,9 +120,6 @@ def test_bytes_by_hand() -> None:
     assert table.index_bytes_per_sample(0.25) == 2 * (5 / 4 + 1) * 8
     tokens = EmbeddingTable(rows=1000, dim=16, vectors=7, is_pooled=False)
     assert tokens.index_bytes_per_sample() == 7 * 8  # without lengths
-
-
-def test_optimizer_state_by_hand() -> None:
     # 1,000 rows of 20 numbers: 80 bytes, 3 sectors of 32 bytes; read and written.
     sizes = {name: checked_optimizer(name).size_bytes(1000, 20) for name in TABLE_OPTIMIZERS}
     assert sizes == {"sgd": 0, "row_wise_adagrad": 4e3, "adagrad": 80e3, "adam": 160e3}

@@ -175,7 +175,7 @@ def test_bottom_perceptron_overlaps_in_any_program_order() -> None:
     assert total(whole(trace, "row_wise").events, "layers that need no vectors") > 0
 
 
-def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
+def test_auto_takes_the_fastest_plan_and_keeps_it_for_validation(step: Trace) -> None:
     setting = setting_of(FOUR)
     single = single_steps(step, setting)
     sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
@@ -187,6 +187,16 @@ def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
     assert fastest.seconds == min(seconds)
     assert fastest.gpu == "4xA100-SXM-80GB"
     assert fastest.interval.low < fastest.seconds < fastest.interval.high
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
+    single = single_steps(step, setting)
+    sharded.steps(single, single.steps, [FOUR])
+    forward = replace(
+        step, operations=tuple(operation for operation in step.operations if operation.phase == "forward")
+    )
+    alone = single_steps(forward, setting)
+    (validated,) = sharded.steps(alone, alone.steps, [FOUR])
+    assert 0 < validated.seconds < sharded.steps(single, single.steps, [FOUR])[0].seconds
+    assert validated.optimizer_seconds == 0
 
 
 def test_one_gpu_keeps_its_step_and_the_optimizer_is_the_recorded_one(step: Trace) -> None:
@@ -206,7 +216,7 @@ def test_one_gpu_keeps_its_step_and_the_optimizer_is_the_recorded_one(step: Trac
     assert [table_optimizer(with_state(numbers)) for numbers in (0, 1, 2)] == ["sgd", "adagrad", "adam"]
 
 
-def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -> None:
+def test_predicted_tables_have_their_note_critical_path_and_memory(step: Trace) -> None:
     found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     tables, path = found.step.notes[-2:]
     assert tables.startswith("Embedding tables: table_wise, updated by sgd in the backward pass; ")
@@ -218,10 +228,6 @@ def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -
     assert "TorchRec publishes 3 times their rate for 10 tables, 10 times for 100" in tables
     assert path.startswith("Critical path: all-to-all of indices ")
     assert "look-ups" in path
-
-
-def test_memory_has_dense_layers_tables_and_send_buffers(step: Trace) -> None:
-    found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     whole_copies = lp.predict(step, ["4xA100-SXM-80GB"], history=False)["4xA100-SXM-80GB"]
     table = ROWS * WIDTH * 4
     # One of four tables and no gradient of it, instead of all four, their gradients, and DDP's buckets of them.
@@ -286,12 +292,17 @@ def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
     assert parse_strategy("embedding=auto") == parse_strategy("ddp, embedding=auto")
 
 
-def test_rows_that_many_ask_for_are_found_in_l2(step: Trace) -> None:
+def test_rows_that_many_ask_for_are_in_l2_and_the_timeline_opens_in_perfetto(step: Trace) -> None:
     def seconds(alpha: float | None) -> float:
         predictions = lp.predict(step, [FOUR], strategy="embedding=row_wise", history=False, zipf_alpha=alpha)
         return predictions["4xA100-SXM-80GB"].iteration_seconds
 
     assert seconds(None) == seconds(0.0) > seconds(0.9) > seconds(1.3)
+    document: Any = whole(step, "table_wise").chrome_trace()
+    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in events} == {0, 1}
+    assert any(event["name"] == "all-to-all of vectors" and event["tid"] == 1 for event in events)
+    assert any(event["args"]["on the critical path"] for event in events)
 
 
 def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
@@ -313,31 +324,9 @@ def test_the_exponent_is_found_in_a_sample(step: Trace, tmp_path: Path) -> None:
         with_skew(step, {"tables.0": 9.0})
 
 
-def test_the_timeline_opens_in_perfetto(step: Trace) -> None:
-    document: Any = whole(step, "table_wise").chrome_trace()
-    events = [event for event in document["traceEvents"] if event["ph"] == "X"]
-    assert {event["tid"] for event in events} == {0, 1}
-    assert any(event["name"] == "all-to-all of vectors" and event["tid"] == 1 for event in events)
-    assert any(event["args"]["on the critical path"] for event in events)
-
-
 def test_a_search_lists_shared_tables() -> None:
     best = lp.best_layouts(recorded(rows=50_000_000), ["4xA100-SXM-80GB"])
     assert best[0].strategy.name == "ddp,embedding=auto"  # of what fits; four copies of 48 GiB do not
-
-
-def test_a_plan_is_kept_for_validation(step: Trace) -> None:
-    setting = setting_of(FOUR)
-    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
-    single = single_steps(step, setting)
-    sharded.steps(single, single.steps, [FOUR])
-    forward = replace(
-        step, operations=tuple(operation for operation in step.operations if operation.phase == "forward")
-    )
-    alone = single_steps(forward, setting)
-    (validated,) = sharded.steps(alone, alone.steps, [FOUR])
-    assert 0 < validated.seconds < sharded.steps(single, single.steps, [FOUR])[0].seconds
-    assert validated.optimizer_seconds == 0
 
 
 def test_sparse_gradients_of_tables_are_part_of_their_update() -> None:

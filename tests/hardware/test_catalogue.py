@@ -50,7 +50,7 @@ def write_catalogue(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
+def test_row_is_converted_to_si_units_with_its_stated_rates(tmp_path: Path) -> None:
     (row,) = load_catalogue(write_catalogue(tmp_path))
     assert row.name == "X"
     assert row.compute_capability == (8, 6)
@@ -67,9 +67,6 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
     assert row.measured_flops_per_second == {}
     assert [source.title for source in row.sources["*"]] == ["A data sheet"]
     assert row.sources["registers_per_multiprocessor"] == row.sources["*"]
-
-
-def test_a_row_may_state_its_highest_clock_and_measured_rates(tmp_path: Path) -> None:
     more = "highest_clock_mhz = 1250\nmeasured_tflops = { float32 = 1.5 }\npower_watts = 75"
     (row,) = load_catalogue(write_catalogue(tmp_path, ampere=GOOD_ROW.replace("power_watts = 75", more) + CAPABILITIES))
     assert (row.highest_clock_hz, row.overclock) == (1.25e9, 1.25)

@@ -51,8 +51,41 @@ def test_catalogue_has_a_file_of_each_architecture_and_over_100_gpus() -> None:
     assert {path.stem for path in CATALOGUE_FOLDER.iterdir()} == {*architectures, "sources", "machines", "mig"}
 
 
+@every_gpu
+def test_peaks_are_in_physical_order_below_lanes_times_clock_times_two(row: Gpu) -> None:
+    lanes = row.cores_per_multiprocessor * row.streaming_multiprocessors
+    assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
+    for dtype in row.emulated_dtypes:
+        assert row.peak_flops_per_second[dtype] <= row.peak_flops_per_second["float32"]
+    peak = row.peak_flops_per_second
+    assert peak["float64"] <= peak["float32"]
+    assert peak["float16"] >= 0.99 * peak["float32"] or row.name in WITHOUT_TENSOR_CORES
+    if "tf32" in peak:
+        assert 0.99 * peak["float32"] <= peak["tf32"] <= peak["float16"]
+        assert peak["bfloat16"] == peak["float16"]
+    if "float8" in peak:
+        assert peak["float8"] >= 1.99 * peak["float16"]
+    if "int8" in peak:
+        assert peak["int8"] >= peak["float32"]
+
+
 @each_of_nvidias
-def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
+def test_float64_and_dtypes_follow_from_the_architecture(row: Gpu) -> None:
+    stated, lanes = row.peak_flops_per_second["float64"], row.lanes_peak("float64")
+    has_tensor_cores = row.compute_capability in {(8, 0), (9, 0)} and row.name not in WITHOUT_FLOAT64
+    assert stated / lanes == pytest.approx(2 if has_tensor_cores else 1, rel=0.06)  # some sheets round to two digits
+    assert row.lanes_peak("bfloat16") == row.lanes_peak("float32") == row.peak_flops_per_second["float32"]
+    capability, dtypes = row.compute_capability, row.peak_flops_per_second.keys()
+    assert ("tf32" in dtypes) == (capability >= (8, 0))
+    assert ("float8" in dtypes) == (capability >= (8, 9))
+    assert ("bfloat16" in dtypes) == (capability >= (5, 2))
+    assert ("int8" in dtypes) == (capability >= (6, 1))
+    expected = set()
+    if (capability < (7, 0) and capability != (6, 0)) or row.name in WITHOUT_TENSOR_CORES:
+        expected.add("float16")
+    if (5, 2) <= capability < (8, 0):
+        expected.add("bfloat16")
+    assert row.emulated_dtypes == expected
     assert 2012 <= row.launch_year <= 2026
     assert 3 <= row.streaming_multiprocessors <= 192
     assert row.cores_per_multiprocessor in {64, 128, 192}
@@ -72,22 +105,6 @@ def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
     assert 25 <= row.power_watts <= 1400
 
 
-@every_gpu
-def test_float32_peak_is_lanes_times_clock_times_two_and_bounds_emulation(row: Gpu) -> None:
-    lanes = row.cores_per_multiprocessor * row.streaming_multiprocessors
-    assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
-    for dtype in row.emulated_dtypes:
-        assert row.peak_flops_per_second[dtype] <= row.peak_flops_per_second["float32"]
-
-
-@each_of_nvidias
-def test_float64_peak_of_lanes_and_tensor_cores(row: Gpu) -> None:
-    stated, lanes = row.peak_flops_per_second["float64"], row.lanes_peak("float64")
-    has_tensor_cores = row.compute_capability in {(8, 0), (9, 0)} and row.name not in WITHOUT_FLOAT64
-    assert stated / lanes == pytest.approx(2 if has_tensor_cores else 1, rel=0.06)  # some sheets round to two digits
-    assert row.lanes_peak("bfloat16") == row.lanes_peak("float32") == row.peak_flops_per_second["float32"]
-
-
 @pytest.mark.parametrize(
     "row",
     [row for row in NVIDIAS if row.compute_capability >= (7, 0) and row.name not in THROTTLED | WITHOUT_TENSOR_CORES],
@@ -98,35 +115,6 @@ def test_tensor_peaks_are_dense_and_accumulate_in_float32(row: Gpu) -> None:
     stated = row.peak_flops_per_second["float16"] / (row.streaming_multiprocessors * row.boost_clock_hz)
     # Some data sheets state tensor peaks at a clock up to 14 % below the boost clock; a sparse peak would be 2 x.
     assert 0.86 <= stated / rate <= 1.05
-
-
-@every_gpu
-def test_peaks_are_in_physical_order(row: Gpu) -> None:
-    peak = row.peak_flops_per_second
-    assert peak["float64"] <= peak["float32"]
-    assert peak["float16"] >= 0.99 * peak["float32"] or row.name in WITHOUT_TENSOR_CORES
-    if "tf32" in peak:
-        assert 0.99 * peak["float32"] <= peak["tf32"] <= peak["float16"]
-        assert peak["bfloat16"] == peak["float16"]
-    if "float8" in peak:
-        assert peak["float8"] >= 1.99 * peak["float16"]
-    if "int8" in peak:
-        assert peak["int8"] >= peak["float32"]
-
-
-@each_of_nvidias
-def test_architecture_sets_the_dtypes(row: Gpu) -> None:
-    capability, stated = row.compute_capability, row.peak_flops_per_second.keys()
-    assert ("tf32" in stated) == (capability >= (8, 0))
-    assert ("float8" in stated) == (capability >= (8, 9))
-    assert ("bfloat16" in stated) == (capability >= (5, 2))
-    assert ("int8" in stated) == (capability >= (6, 1))
-    expected = set()
-    if (capability < (7, 0) and capability != (6, 0)) or row.name in WITHOUT_TENSOR_CORES:
-        expected.add("float16")
-    if (5, 2) <= capability < (8, 0):
-        expected.add("bfloat16")
-    assert row.emulated_dtypes == expected
 
 
 @pytest.mark.parametrize(
@@ -221,23 +209,17 @@ def test_a800_and_64_gb_a100_differ_from_the_a100_in_name_and_parts_only() -> No
     assert differing == own - {"single_source"}
 
 
-def test_the_quadro_with_voltas_chip_has_the_rates_that_its_clock_gives() -> None:
+def test_quadro_gv100_turing_without_tensor_cores_and_cards_with_several_dies_by_hand() -> None:
     row = gpu("Quadro GV100")  # 1,024 FLOP per clock and SM in float16, 2 x 64 in float32
     assert row.peak("float16") == pytest.approx(1024 * 80 * row.boost_clock_hz, rel=1e-3)
     assert row.peak("float32") == pytest.approx(2 * 64 * 80 * row.boost_clock_hz, rel=2e-3)
     assert row.dram_bytes_per_second == pytest.approx(4096 * 1.7e9 / 8, rel=1e-3)
-
-
-def test_a_turing_without_tensor_cores_is_slower_in_16_bits() -> None:
     row = gpu("NVIDIA GeForce GTX 1660 Ti")
     assert row.dram_bytes_per_second == pytest.approx(192 * 12e9 / 8)
     large = [operation_shape("linear", dtype, m=8192, n=8192, k=8192) for dtype in ("float32", "float16")]
     float32, float16 = predict_operation_times(large, [row], models=None).seconds[0]
     assert float16 == pytest.approx(2 * 8192**3 / 0.61e12)  # the measured rate; in float32 5.24e12
     assert float16 > 4 * float32
-
-
-def test_cards_with_several_dies_count_one() -> None:
     # The K80's card has 24 GB and 4992 lanes, the M60's 16 GB and 4096, the A16's 64 GB and 5120.
     for name, gibibytes, lanes in [("K80", 24 / 2, 4992 / 2), ("M60", 16 / 2, 4096 / 2), ("A16", 64 / 4, 5120 / 4)]:
         row = gpu(name)

@@ -11,10 +11,11 @@ from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.testing import example_trace
 
 
-def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
+def test_generations_ascend_and_new_vendors_inherit_from_their_model() -> None:
     for rows in GENERATIONS.values():
         assert list(rows) == sorted(rows)
         assert min(rows) == (0, 0)
+    assert generation_of("Intel", (9, 0)) == generation_of(NVIDIA, (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,6 @@ def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks:
     generation = gpu(name).generation
     assert all(getattr(generation, feature) for feature in has)
     assert not any(getattr(generation, feature) for feature in lacks)
-
-
-def test_gpu_of_a_new_vendor_inherits_from_its_model() -> None:
-    assert generation_of("Intel", (9, 0)) == generation_of(NVIDIA, (9, 0))
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ def test_peak_flops_are_dense_peaks_of_data_sheets(reported: str, dtype: str, te
     assert peak_flops(reported, dtype) == pytest.approx(teraflops * 1e12, rel=0.01)
 
 
-def test_peak_flops_needs_no_memory_size_where_all_cards_of_a_name_have_one_peak() -> None:
+def test_peak_flops_need_no_memory_size_and_name_the_dtypes_that_exist() -> None:
     shared = {word for word in {w for w, _ in WORDS} if len({row.name for w, row in WORDS if w == word}) > 1}
     equal = [w for w in shared if len({row.peak("float32") for word, row in WORDS if word == w}) == 1]
     for word in equal:
@@ -282,9 +282,6 @@ def test_peak_flops_needs_no_memory_size_where_all_cards_of_a_name_have_one_peak
         with pytest.raises(UnknownGpuError, match=r"is what several cards report: .* and .*\. Ask for one of these"):
             peak_flops(word, "float32")
     assert shared
-
-
-def test_peak_flops_of_a_dtype_without_units_lists_those_that_exist() -> None:
     message = r"dtype='bfloat16' has no peak on the V100-SXM2-16GB; choose of float16, float32, float64"
     with pytest.raises(InvalidArgumentError, match=message):
         peak_flops("V100-SXM2-16GB", "bfloat16")

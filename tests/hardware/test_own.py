@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_rates_that_are_not_stated_follow_the_multiprocessors_and_their_clock(tmp_path: Path) -> None:
+def test_own_gpu_is_like_another_but_for_its_stated_or_derived_rates(tmp_path: Path) -> None:
     text = '[gpu.HALF]\nlike = "L4"\nstreaming_multiprocessors = 29\nboost_clock_mhz = 1020\nfloat32_tflops = 7.0\n'
     (half,) = read_gpus(written(tmp_path, text))
     whole = gpu("L4")  # 58 multiprocessors at 2040 MHz: a quarter of them and of their clock
@@ -38,9 +38,6 @@ def test_rates_that_are_not_stated_follow_the_multiprocessors_and_their_clock(tm
     assert half.measured_flops_per_second == pytest.approx({d: measured[d] / 4 for d in measured if d != "float32"})
     assert half.l2_bytes_per_second == pytest.approx(whole.l2_bytes_per_second / 4)
     assert half.dram_bytes_per_second == whole.dram_bytes_per_second
-
-
-def test_a_gpu_of_ones_own_is_like_another_but_for_what_differs(tmp_path: Path) -> None:
     (own,) = read_gpus(written(tmp_path, FILE))
     like = gpu("RTX-4090")
     assert own.memory_bytes == 48 * 2**30

@@ -7,7 +7,7 @@ from lightning_predict.hardware import gpu
 from lightning_predict.hardware.slices import slice_of
 
 
-def test_a_slice_has_its_multiprocessors_and_its_eighths_of_memory() -> None:
+def test_slices_have_their_multiprocessors_and_unknown_ones_list_the_others() -> None:
     whole, half = gpu("A100-SXM-40GB"), gpu("NVIDIA A100-SXM4-40GB MIG 3g.20gb")
     assert half.name == "A100-SXM-40GB-MIG-3g.20gb"
     assert half.streaming_multiprocessors == 42  # three sevenths of the 98 that slices share
@@ -19,6 +19,17 @@ def test_a_slice_has_its_multiprocessors_and_its_eighths_of_memory() -> None:
     assert half.peak_flops_per_second["bfloat16"] == pytest.approx(312e12 * 42 / 108)
     assert half.nvlink_bytes_per_second is None
     assert half.ridge_flops_per_byte("bfloat16") == pytest.approx(121.33e12 / 777.5e9, rel=1e-3)
+    with pytest.raises(
+        UnknownGpuError, match=r"A30 has no slice '3g\.20gb' in the catalogue; it has 1g\.6gb, 2g\.12gb,"
+    ):
+        gpu("A30 MIG 3g.20gb")
+    with pytest.raises(
+        UnknownGpuError, match=r"T4 has no slice '1g\.5gb' in the catalogue; slices are known of A100-SXM"
+    ):
+        gpu("T4 MIG 1g.5gb")
+    assert gpu("NVIDIA H100XM-3-40C") == gpu("NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+    with pytest.raises(UnknownGpuError, match=r"has no slice '3g\.41gb'"):
+        gpu("NVIDIA H100XM-3-41C")
 
 
 @pytest.mark.parametrize("name", ["A100-SXM-40GB-MIG-1g.5gb", "a100 sxm4 40gb mig 1G.5GB", "A100-40GB MIG 1g.5gb"])
@@ -38,17 +49,6 @@ def test_slices_are_never_more_than_their_gpu_whatever_their_engines() -> None:
     assert part.streaming_multiprocessors == 14  # a third of 42
     assert part.memory_bytes == whole.memory_bytes
     assert part.peak_flops_per_second["bfloat16"] == pytest.approx(whole.peak_flops_per_second["bfloat16"] / 3)
-
-
-def test_a_slice_that_a_gpu_does_not_have_is_refused_with_those_that_it_has() -> None:
-    with pytest.raises(
-        UnknownGpuError, match=r"A30 has no slice '3g\.20gb' in the catalogue; it has 1g\.6gb, 2g\.12gb,"
-    ):
-        gpu("A30 MIG 3g.20gb")
-    with pytest.raises(
-        UnknownGpuError, match=r"T4 has no slice '1g\.5gb' in the catalogue; slices are known of A100-SXM"
-    ):
-        gpu("T4 MIG 1g.5gb")
 
 
 @pytest.mark.parametrize("name", ["MI100", "Radeon RX 9070 XT", "TPU v4", "Gaudi2", "trn1"])
@@ -79,9 +79,3 @@ def test_a_virtual_gpu_is_found_by_the_name_of_its_board(name: str, board: str, 
     assert virtual.name == f"{board}-{gib}C"
     assert virtual.memory_bytes == gib * 2**30
     assert virtual.streaming_multiprocessors == gpu(board).streaming_multiprocessors
-
-
-def test_a_virtual_gpu_on_a_slice_is_the_slice() -> None:
-    assert gpu("NVIDIA H100XM-3-40C") == gpu("NVIDIA H100 80GB HBM3 MIG 3g.40gb")
-    with pytest.raises(UnknownGpuError, match=r"has no slice '3g\.41gb'"):
-        gpu("NVIDIA H100XM-3-41C")

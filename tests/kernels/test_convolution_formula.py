@@ -135,14 +135,20 @@ def test_gradients_in_groups_are_several_times_slower_channels_last(width: int) 
         assert last > 2 * first
 
 
-def test_groups_without_a_kernel_are_copied_to_32_channels() -> None:
-    """Our own H200 takes 368 us for this layer of RegNetY-032: 300 of them copy images and results."""
+def test_groups_without_kernels_are_copied_and_float64_has_its_own_rate() -> None:
+    # Our own H200 takes 368 us for this layer of RegNetY-032: 300 of them copy images and results.
     sizes = {"batch": 128, "in_channels": 576, "out_channels": 576, "image_size": 14, "kernel_size": 3, "padding": 1}
     item = operation_shape("conv2d", "bfloat16", groups=24, channels_last=1, **sizes)
     card = gpu("H200-SXM-141GB")
     cycles = 2 * 128 * 576 * 14 * 14 * 32 / 24 * PLACING_CYCLES  # images and results, padded
     copies = cycles / (card.streaming_multiprocessors * card.boost_clock_hz)
     assert copies < by_formula(item)[GPUS.index(card), 0] < 368e-6
+    # GeForce boards have one lane for it in 32 or 64.
+    item = operation_shape(
+        "conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3
+    )
+    least = float(batch_shapes([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
+    assert (by_formula(item)[:, 0] > least)[~np.isnan(least)].all()
 
 
 def test_groups_with_kernels_gain_channels_last_and_large_depthwise_filters_lose() -> None:
@@ -220,15 +226,6 @@ def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) 
     assert not models.has_own_weights("A800-SXM-80GB", "linear", "bfloat16")
     # The sustained rate was measured on one of them, and is by power on the other.
     assert times.seconds[0, 0] == pytest.approx(times.seconds[1, 0], rel=0.03)
-
-
-def test_float64_is_computed_at_its_own_rate() -> None:
-    """GeForce boards have one lane for it in 32 or 64."""
-    item = operation_shape(
-        "conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3
-    )
-    least = float(batch_shapes([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
-    assert (by_formula(item)[:, 0] > least)[~np.isnan(least)].all()
 
 
 def test_depthwise_filters_and_patches_take_about_their_traffic(models: BundledModels) -> None:
@@ -404,7 +401,7 @@ def test_a_transposed_volume_stays_one() -> None:
     ]
 
 
-def test_a_first_layer_with_a_large_filter_falls_to_a_slow_path() -> None:
+def test_large_first_filters_and_gradients_with_gaps_are_slower() -> None:
     """3 channels of 11 x 11 take 1.7 to 1.8 times the formula on the H100-PCIe and L40S (KernelBench)."""
     words = {"batch": 256, "in_channels": 3, "out_channels": 96, "image_size": 224, "stride": 4, "padding": 2}
     large, small = (by_formula(operation_shape("conv2d", "tf32", kernel_size=taps, **words))[:, 0] for taps in (11, 9))
@@ -412,9 +409,6 @@ def test_a_first_layer_with_a_large_filter_falls_to_a_slow_path() -> None:
     for name in ("H100-PCIe-80GB", "L40S"):
         place = names.index(name)
         assert 121 / 81 < large[place] / small[place] < 1.7 * 121 / 81  # more than taps alone say
-
-
-def test_gaps_slow_down_gradients_that_skip_positions() -> None:
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "stride": 2}
     plain, gaps = (
         by_formula(operation_shape("conv2d_backward_input", "tf32", dilation=dilation, padding=dilation, **words))[:, 0]

@@ -43,7 +43,7 @@ def test_misses_cost_whole_sectors_and_short_rows_leave_lanes_idle() -> None:
     assert float(backward) / float(forward) == pytest.approx(2, rel=0.05)
 
 
-def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
+def test_half_rows_are_half_as_long_and_uneven_ones_found_more_often() -> None:
     # 128 numbers of two bytes: 256 bytes a row, read and written; 96 for offsets, 32 for the index.
     batch = shape_batch("embedding_bag", "bfloat16", bags=1e5, lookups=1, rows=1e9, dim=128)
     seconds = bag_seconds(batch, [SMALL]).middle[0, 0]
@@ -54,6 +54,11 @@ def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
         for dim in (128, 64)
     )
     assert hit_rate(wide, [SMALL], value_bytes=2) == hit_rate(narrow, [SMALL])
+    words = {"bags": 4096, "lookups": 20, "rows": 1e6, "dim": 64}
+    rates = [bags(False, **words, alpha=alpha) for alpha in (0, 1e-3, 0.6, 1.0, 1.4)]
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(rates[1], abs=5e-3)
+    assert bags(True, **words, alpha=1.4) < rates[-1]
 
 
 @given(bags=st.integers(1, 10**6), lookups=st.integers(1, 500), rows=st.integers(1, 10**9), dim=st.integers(1, 1024))
@@ -95,14 +100,6 @@ def test_zipf_asks_for_as_many_rows_as_the_sum_over_all_of_them(alpha: float) ->
     columns = shape_batch("embedding_bag", "float32", bags=1000, lookups=7, rows=rows, dim=64, alpha=alpha).columns
     assert unique_rows(columns)[0] == pytest.approx(expected, rel=2e-3)
     assert zipf_exponent(float(expected), asked, rows) == pytest.approx(alpha, abs=5e-3)
-
-
-def test_uneven_rows_are_found_more_often() -> None:
-    words = {"bags": 4096, "lookups": 20, "rows": 1e6, "dim": 64}
-    rates = [bags(False, **words, alpha=alpha) for alpha in (0, 1e-3, 0.6, 1.0, 1.4)]
-    assert rates == sorted(rates)
-    assert rates[0] == pytest.approx(rates[1], abs=5e-3)
-    assert bags(True, **words, alpha=1.4) < rates[-1]
 
 
 def test_many_tables_of_fbgemm_are_looked_up_at_once() -> None:

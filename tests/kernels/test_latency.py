@@ -28,19 +28,14 @@ def test_cycles_are_shared_by_all_multiprocessors_but_a_block_has_one() -> None:
     assert twice == pytest.approx(2 * once)
 
 
-def test_layer_norm_over_few_long_rows_has_a_block_a_row() -> None:
-    """16 rows of 64 x 256 x 256 numbers took 9.0 ms on an H100-PCIe and 6.2 ms on an L40S (KernelBench).
-
-    Their bytes take 0.3 and 0.6 ms.
-    """
+def test_layer_and_group_norms_have_a_block_a_row_and_load_single_elements() -> None:
+    # 16 rows of 64 x 256 x 256 numbers took 9.0 ms on an H100-PCIe and 6.2 ms on an L40S (KernelBench). Their bytes
+    # take 0.3 and 0.6 ms.
     few = operation_shape("layer_norm", "float32", rows=16, cols=64 * 256 * 256)
     h100, l40s = seconds(few, gpus=("H100-PCIe-80GB", "L40S"))[:, 0] * 1e3
     assert h100 == pytest.approx(9.0, rel=0.1)
     assert l40s == pytest.approx(6.2, rel=0.1)
-
-
-def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
-    """A broadcast product of 2^28 numbers: 2^28 / 1.3 cycles over 108 multiprocessors at 1.41 GHz are 1.36 ms."""
+    # A broadcast product of 2^28 numbers: 2^28 / 1.3 cycles over 108 multiprocessors at 1.41 GHz are 1.36 ms.
     elements = 2.0**28
     half, single = (
         limited_transfer(size * elements, size * elements, elements, cycles=elements / 1.3) for size in (2, 4)
@@ -49,6 +44,15 @@ def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
     assert in_half == pytest.approx(1.36, rel=0.01)
     # Float32 needs 2^31 bytes from memory: 1.1 ms at the full 2,039 GB/s, so that the bytes take 15 % more than that.
     assert 1.0 <= in_single / in_half < 1.1
+    # Liger's take 1.71 and 2.37 ms on the A100-SXM-40GB for 128 x 2,048 channels of 512 numbers, in groups of 4.
+    passes = [
+        operation_shape(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")
+    ]
+    durations = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
+    assert durations[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
+    # More bandwidth does not help: 148 multiprocessors at their clock, over 108 at 1.41 GHz.
+    more = 148 * find_gpu("B200-SXM-180GB").boost_clock_hz / (108 * 1.41e9)
+    assert durations[0] / durations[1] == pytest.approx([more, more], rel=0.03)
 
 
 def test_long_softmax_rows_are_read_three_times_and_batch_norm_has_a_block_a_channel() -> None:
@@ -92,7 +96,7 @@ def test_batch_norm_in_training_waits_per_element_in_every_dtype() -> None:
     assert seconds(wide, gpus=("A100-SXM-40GB",))[0, 0] == pytest.approx(421e-6, rel=0.15)
 
 
-def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
+def test_batch_norms_wait_less_on_gddr_and_take_cycles_channels_last() -> None:
     """Steps of timm's models and of ResNet-50 in FP16 on GeForce and workstation boards ask for half as much again."""
     few = [
         operation_shape("batch_norm", dtype, rows=256 * 32, cols=112 * 112, channels=32)
@@ -103,18 +107,15 @@ def test_batch_norm_in_16_bits_waits_less_on_gddr() -> None:
     # 1.2 and 0.6 ms at 0.936 TB/s, which adds by the root of squares.
     assert single == pytest.approx(math.hypot(2.83e-3, 1.2e-3), rel=0.15)
     assert half == pytest.approx(math.hypot(1.89e-3, 0.6e-3), rel=0.15)
-
-
-def test_group_norm_loads_numbers_one_by_one() -> None:
-    """Liger's take 1.71 and 2.37 ms on the A100-SXM-40GB for 128 x 2,048 channels of 512 numbers, in groups of 4."""
-    passes = [
-        operation_shape(name, "float32", rows=128 * 512, cols=2048) for name in ("group_norm", "group_norm_backward")
-    ]
-    durations = seconds(*passes, gpus=("A100-SXM-40GB", "B200-SXM-180GB"))
-    assert durations[0] == pytest.approx([1.71e-3, 2.37e-3], rel=0.1)
-    # More bandwidth does not help: 148 multiprocessors at their clock, over 108 at 1.41 GHz.
-    more = 148 * find_gpu("B200-SXM-180GB").boost_clock_hz / (108 * 1.41e9)
-    assert durations[0] / durations[1] == pytest.approx([more, more], rel=0.03)
+    # The H200's own measurement: 4,688 x 16,216 elements in 0.376 ms forward and 0.319 ms backward in bfloat16.
+    h200 = find_gpu("H200-SXM-141GB")
+    names = ("batch_norm_last", "batch_norm_last_backward")
+    measured = [0.3762e-3, 0.3192e-3]
+    found = minimum_latencies([operation_shape(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
+    assert found == pytest.approx(measured, rel=0.02)
+    assert not minimum_latencies(
+        [operation_shape(name, "float16", rows=4688, cols=16216) for name in names], [h200]
+    ).any()
 
 
 def test_short_rows_stream_on_gpus_without_measurements_of_their_own() -> None:
@@ -171,18 +172,6 @@ def test_norms_take_cycles_for_each_row_and_element_where_bandwidth_is_plenty() 
     assert 0.7 * 0.178e-3 < predict_operation_times(half[1:], [b200], None).seconds[0, 0] < 0.21e-3
     # On the T4, with 5 bytes per cycle and multiprocessor, bandwidth decides: 2 bytes in and out.
     assert predict_operation_times(half[:1], [T4], None).seconds[0, 0] > 4 * rows * columns / 320e9
-
-
-def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -> None:
-    # The H200's own measurement: 4,688 x 16,216 elements in 0.376 ms forward and 0.319 ms backward in bfloat16.
-    h200 = find_gpu("H200-SXM-141GB")
-    names = ("batch_norm_last", "batch_norm_last_backward")
-    measured = [0.3762e-3, 0.3192e-3]
-    found = minimum_latencies([operation_shape(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
-    assert found == pytest.approx(measured, rel=0.02)
-    assert not minimum_latencies(
-        [operation_shape(name, "float16", rows=4688, cols=16216) for name in names], [h200]
-    ).any()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_wider_elements_may_start_anywhere(operation: str, dtype: str) -> None:
     assert not least_seconds(shape_batch(operation, dtype, b=1, m=8, n=7, k=7)).any()
 
 
-def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
+def test_estimates_at_odd_sizes_are_slower_and_less_sure() -> None:
     models = UtilisationModels(constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5)))
     batch = shape_batch("linear", "bfloat16", m=8192, n=[8191, 8192], k=8192)
     estimate = models.estimate(batch, [A100])
@@ -56,9 +56,19 @@ def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
     # The doubt about what power leaves widens both by less than a hundredth.
     assert estimate.interval.high[0] / estimate.seconds[0] == pytest.approx([1.5 * FORMULA_SPREAD, 1.5], rel=0.01)
     assert estimate.interval.low[0] / estimate.seconds[0] == pytest.approx([1 / 1.5, 1 / 1.5], rel=0.2)
+    batch = shape_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
+    estimate = models.estimate(batch, [A100])
+    above = estimate.interval.high[0] / estimate.seconds[0]
+    assert above / above[0] == pytest.approx([1, FORMULA_SPREAD, FORMULA_SPREAD, FORMULA_SPREAD])
+    # Four bytes an element: multiples of 4 start at 16 bytes as multiples of 8 do in 16 bits.
+    by_four, by_eight = (
+        lp.operator_seconds("linear", "H100-SXM-80GB", dtype="tf32", m=8192, n=columns, k=768)
+        for columns in (30524, 30528)
+    )
+    assert by_four == pytest.approx(by_eight, rel=1e-3)
 
 
-def test_the_gradient_of_a_weight_with_an_odd_number_of_rows_is_slow() -> None:
+def test_gradients_of_odd_rows_are_slow_but_of_odd_samples_not() -> None:
     with torch.device("meta"):
         model = torch.nn.Linear(512, 50257, dtype=torch.float16)
         data = torch.empty(4096, 512, dtype=torch.float16, requires_grad=True)
@@ -68,10 +78,7 @@ def test_the_gradient_of_a_weight_with_an_odd_number_of_rows_is_slow() -> None:
     # factor of both, in the last as a transposed view. That product is (50257, 512, 4096), its rows in memory 50257.
     assert [shape.dims for shape in products] == [(1, 4096, 50257, 512), (1, 4096, 512, 50257), (1, 512, 50257, 4096)]
     assert all(least_seconds(batch_shapes([shape])).item() > 0 for shape in products)
-
-
-def test_an_odd_number_of_samples_slows_no_gradient() -> None:
-    """The gradient of the weight is (data)T x gradient: its rows in memory are the 512 and 1,024 features."""
+    # The gradient of the weight is (data)T x gradient: its rows in memory are the 512 and 1,024 features.
     with torch.device("meta"):
         model = torch.nn.Linear(512, 1024, dtype=torch.float16)
         data = torch.empty(4095, 512, dtype=torch.float16, requires_grad=True)
@@ -83,10 +90,7 @@ def test_an_odd_number_of_samples_slows_no_gradient() -> None:
         (1, 1024, 512, 4096),  # a depth that is no multiple of 8 takes as long as the next one
     ]
     assert not any(least_seconds(batch_shapes([shape])).any() for shape in products)
-
-
-def test_on_hopper_odd_tokens_are_harmless_and_odd_features_are_not() -> None:
-    """Our H200, bfloat16, forward and backward of one layer: 23 and 41 us for 1,457 tokens of 4,096 and 1,024."""
+    # Our H200, bfloat16, forward and backward of one layer: 23 and 41 us for 1,457 tokens of 4,096 and 1,024.
     tokens, even, features = (
         lp.operator_seconds("linear_backward", "H200-SXM-141GB", dtype="bfloat16", m=m, n=n, k=1024)
         for m, n in ((1457, 4096), (1456, 4096), (1456, 4095))
@@ -112,20 +116,6 @@ def test_tf32_needs_multiples_of_four() -> None:
         for columns in (30522, 30528)
     )
     assert 1.2 * even < pair < 2.5 * even
-
-
-def test_the_interval_of_sizes_that_are_no_multiple_of_eight_admits_poorer_kernels() -> None:
-    models = UtilisationModels(constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5)))
-    batch = shape_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
-    estimate = models.estimate(batch, [A100])
-    above = estimate.interval.high[0] / estimate.seconds[0]
-    assert above / above[0] == pytest.approx([1, FORMULA_SPREAD, FORMULA_SPREAD, FORMULA_SPREAD])
-    # Four bytes an element: multiples of 4 start at 16 bytes as multiples of 8 do in 16 bits.
-    by_four, by_eight = (
-        lp.operator_seconds("linear", "H100-SXM-80GB", dtype="tf32", m=8192, n=columns, k=768)
-        for columns in (30524, 30528)
-    )
-    assert by_four == pytest.approx(by_eight, rel=1e-3)
 
 
 def test_float32_takes_any_size_and_odd_attention_is_as_measured() -> None:

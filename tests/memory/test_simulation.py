@@ -154,7 +154,9 @@ def test_autocast_copy_lives_until_backward_pass_reads_it_under_another_id() -> 
     assert (freed[2], freed[3]) == (4, 3)
 
 
-def test_required_memory_excludes_unused_segments_and_trials() -> None:
+def test_required_memory_excludes_unused_segments_and_full_gpus_need_no_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # When the second step's logits ask for a segment of their own, the 12 of the first step's batch are free, as the
     # second batch is where the first logits were: they are given back.
     blocks = blocks_of(STEP)
@@ -163,10 +165,6 @@ def test_required_memory_excludes_unused_segments_and_trials() -> None:
     tried = replace(blocks, trials=((0, 500 * MEBIBYTE),))
     assert simulated(tried).reserved_bytes > 500 * MEBIBYTE
     assert least_reserved_bytes(tried) == least_reserved_bytes(blocks)
-
-
-def test_gpu_that_is_too_small_when_first_full_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = blocks_of(STEP)
     whole = simulated(blocks)
     assert whole.growth[-1] == (whole.reserved_bytes, 12 * MEBIBYTE)  # the batch's 12 MiB, as above
     assert whole.exceeds(whole.reserved_bytes - 13 * MEBIBYTE)

@@ -46,7 +46,7 @@ def test_steady_cycles_count_from_the_fourth_on_or_all_without_a_measurement() -
     assert pace_of(0.03, [0.04] * STEADY_CYCLES).count == STEADY_CYCLES
 
 
-def test_before_any_cycle_the_measured_pace_counts_for_the_batches_behind_it() -> None:
+def test_measured_pace_counts_until_the_device_shows_otherwise() -> None:
     pace = pace_of(0.03, [])
     assert (middle(pace), pace.count) == (0.03, 8)
     single = DevicePace()
@@ -55,6 +55,20 @@ def test_before_any_cycle_the_measured_pace_counts_for_the_batches_behind_it() -
     assert narrow is not None
     assert wide is not None
     assert wide.mean.low < narrow.mean.low < 0.03 < narrow.mean.high < wide.mean.high
+    # Measured at 30 ms, 10 ms in truth: after b batches the backlog is 20 ms * b, and the queue holds at most
+    # LAUNCH_QUEUE / launches batches of 30 ms.
+    launches = 400
+    largest = 0.030 * LAUNCH_QUEUE / launches
+    needed = int(largest / 0.020) + 1
+    before, after = (pace_of(0.03, [0.01] * n, launches=launches) for n in (needed - 1, needed + 20))
+    assert middle(before) == 0.03
+    assert middle(after) == pytest.approx(0.01)
+    assert after.seconds is None
+    pace = pace_of(0.03, cycles(0.01, 0.03, queue=10, count=100))
+    assert pace.drain() == pytest.approx(10 * 0.03, rel=0.15)
+    for value in cycles(0.01, 0.03, queue=10, count=14):  # the next epoch: the host is ahead once more
+        pace.add(value)
+    assert middle(pace) == pytest.approx(0.03, rel=0.01)
 
 
 @pytest.mark.parametrize("queue", [1.5, 4.0, 10.0, 100.0, 200.0])
@@ -71,23 +85,3 @@ def test_a_host_that_sets_the_pace_counts_with_all_of_its_noise(seed: int) -> No
     pace = pace_of(0.05, values)
     assert middle(pace) == pytest.approx(sum(values) / len(values), rel=0.05)
     assert pace.count > 150
-
-
-def test_a_device_faster_than_measured_shows_once_the_backlog_exceeds_any_queue() -> None:
-    # Measured at 30 ms, 10 ms in truth: after b batches the backlog is 20 ms * b, and the queue holds at most
-    # LAUNCH_QUEUE / launches batches of 30 ms.
-    launches = 400
-    largest = 0.030 * LAUNCH_QUEUE / launches
-    needed = int(largest / 0.020) + 1
-    before, after = (pace_of(0.03, [0.01] * n, launches=launches) for n in (needed - 1, needed + 20))
-    assert middle(before) == 0.03
-    assert middle(after) == pytest.approx(0.01)
-    assert after.seconds is None
-
-
-def test_a_drained_queue_fills_again() -> None:
-    pace = pace_of(0.03, cycles(0.01, 0.03, queue=10, count=100))
-    assert pace.drain() == pytest.approx(10 * 0.03, rel=0.15)
-    for value in cycles(0.01, 0.03, queue=10, count=14):  # the next epoch: the host is ahead once more
-        pace.add(value)
-    assert middle(pace) == pytest.approx(0.03, rel=0.01)

@@ -52,7 +52,7 @@ def test_remaining_steps_take_the_measured_time_until_a_limit() -> None:
     assert (rest.forecast.middle, rest.forecast.high) == (50.0, 50.0)
 
 
-def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
+def test_validation_and_waits_of_later_epochs_count_as_believed() -> None:
     run = clock(wait=0.5)
     waits = 30 * 0.5 + 50 * known(run.batch_times(batches_per_window=1)).later_wait.middle
     rest = run.rest(FACTS)
@@ -62,6 +62,10 @@ def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     assert loader.spread[0] < 1 < loader.spread[1]
     assert loader.is_reliable  # 19 waits
     assert not clock(wait=0.5, batches=10).rest(FACTS).workload.loader.is_reliable
+    moments = ForecastSchedule(batches_per_window=4)
+    due = [(batch, moments.has_started) for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
+    # 60 batches of half a second are 30 s, before 16 windows of 4 are over.
+    assert due == [*((2**power, False) for power in range(1, 6)), (60, True), (120, True), (240, True)]
 
 
 def test_validation_counts_as_its_sanity_check_or_as_forward_passes() -> None:
@@ -114,10 +118,3 @@ def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_fo
     hidden, shown = run.rest(replace(facts, validation_has_workers=True)), run.rest(facts)
     assert middle(hidden) == middle(shown)
     assert known(hidden.forecast).high > middle(shown) + 2 * 10 * (1.0 - 0.1)
-
-
-def test_moments_count_at_each_doubling_and_are_believed_once_enough_was_seen() -> None:
-    moments = ForecastSchedule(batches_per_window=4)
-    due = [(batch, moments.has_started) for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
-    # 60 batches of half a second are 30 s, before 16 windows of 4 are over.
-    assert due == [*((2**power, False) for power in range(1, 6)), (60, True), (120, True), (240, True)]

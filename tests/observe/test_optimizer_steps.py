@@ -31,7 +31,7 @@ class Watch:
         return self.timer.on_batch_end(end, self.count, samples=samples)
 
 
-def test_every_batch_that_steps_is_a_window() -> None:
+def test_batches_that_step_are_windows_and_accumulated_ones_add_up() -> None:
     watch = Watch()
     first = watch.batch(10.0, 10.5, steps=1, samples=8)
     second = watch.batch(10.75, 11.0, steps=2, samples=8)
@@ -40,9 +40,6 @@ def test_every_batch_that_steps_is_a_window() -> None:
     # The wait from 10.5 to 10.75 comes before the second batch.
     assert second == TimedStep(seconds=0.25, loader_seconds=(0.25,), batches=1, optimizer_steps=1, samples=8)
     assert (watch.count.batches, watch.count.windows) == (2, 2)
-
-
-def test_accumulated_batches_add_up_without_the_waits_between_them() -> None:
     watch = Watch(optimizer_steps_done=5)
     between_windows = [watch.count.between_windows]
     assert watch.batch(0.0, 1.0, steps=5, samples=4) is None

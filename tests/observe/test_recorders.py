@@ -189,7 +189,7 @@ def test_blocks_run_accumulated_batches_without_a_wait_unless_the_run_is_short()
     assert loop.clock.readings == before + 2  # as it begins, and at its end
 
 
-def test_a_block_that_something_breaks_is_tried_once_more() -> None:
+def test_broken_blocks_are_tried_once_more_or_discarded() -> None:
     loop = Loop(device_seconds=3.0)
     for _ in range(5):
         loop.batch(1.0, loader=0.0)
@@ -204,9 +204,6 @@ def test_a_block_that_something_breaks_is_tried_once_more() -> None:
             assert twice.batch(1.0, loader=0.0) is None
         twice.recorder.pause()
     assert known(twice.batch(1.0, loader=0.0)).running_step_seconds is None
-
-
-def test_block_with_compilation_or_another_kind_is_discarded() -> None:
     compiling = Loop(device_seconds=3.0)
     for number in range(4):
         compiling.batch(1.0, loader=0.0, compiles=number == 3)
@@ -217,9 +214,6 @@ def test_block_with_compilation_or_another_kind_is_discarded() -> None:
     traces = [kinds.batch(1.0, loader=0.0, nodes=10 + number // 4 % 2) for number in range(80)]
     trace = next(trace for trace in traces if trace is not None)
     assert trace.running_step_seconds is None
-
-
-def test_a_block_that_waits_for_its_loader_is_left_out() -> None:
     busy, idle = (
         [loop.batch(1.0, loader=wait) for _ in range(11)][-1]
         for loop, wait in ((Loop(device_seconds=3.0), 1.0), (Loop(device_seconds=3.0), 4.0))
@@ -229,7 +223,7 @@ def test_a_block_that_waits_for_its_loader_is_left_out() -> None:
     assert idle.running_step_seconds is None
 
 
-def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
+def test_long_windows_stand_still_between_batches_and_are_not_quiet() -> None:
     loop = Loop(accumulates=2)
     traces = [loop.batch(1.0) for _ in range(6)]
     assert traces[:5] == [None] * 5
@@ -237,6 +231,12 @@ def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:
     assert traces[5].step_seconds == (2.0,)
     assert (traces[5].batches, traces[5].samples) == (2, 16)
     assert loop.sessions[0].events == ["start", "stop", "start", "stop"]
+    loop = Loop(accumulates=2)
+    assert [loop.batch(1.0) is not None for _ in range(6)] == [False] * 5 + [True]
+    assert not loop.recorder.is_quiet
+    assert loop.recorder.is_idle is False  # until the next window begins
+    loop.batch(1.0)
+    assert loop.recorder.is_idle
 
 
 def test_slow_steps_and_uncounted_optimizers_are_waited_for() -> None:
@@ -345,15 +345,6 @@ def test_once_complete_kinds_are_looked_for_again_only_where_another_turns_up(mo
     assert loop.recorder.is_quiet
 
 
-def test_recorder_of_long_windows_is_not_quiet() -> None:
-    loop = Loop(accumulates=2)
-    assert [loop.batch(1.0) is not None for _ in range(6)] == [False] * 5 + [True]
-    assert not loop.recorder.is_quiet
-    assert loop.recorder.is_idle is False  # until the next window begins
-    loop.batch(1.0)
-    assert loop.recorder.is_idle
-
-
 def test_waiting_ends_with_the_run_and_returns_the_trace() -> None:
     loop = Loop(optimizers=2)
     traces = [loop.batch(1.0, due=[0], full_windows_after=7 - number) for number in range(8)]
@@ -433,7 +424,7 @@ def test_batches_of_other_shapes_are_recorded_each_once() -> None:
     assert loop.sessions[0].events.count("start") == 4
 
 
-def test_a_window_whose_last_batch_is_unlike_those_before_is_recorded_whole_the_next_time() -> None:
+def test_windows_unlike_those_before_are_recorded_whole_the_next_time() -> None:
     loop = Loop(warmup_steps=1, accumulates=4)
     for _ in range(2):  # one for warm-up
         traces = [loop.batch(1.0, shapes=length) for length in (64, 64, 64, 32)]
@@ -442,9 +433,6 @@ def test_a_window_whose_last_batch_is_unlike_those_before_is_recorded_whole_the_
     assert traces[-1] is not None
     assert traces[-1].software["shown by"] == "0 1 2 3"
     assert [session.events.count("start") for session in loop.sessions] == [2, 4]
-
-
-def test_a_batch_that_computes_something_else_shows_none_of_its_shape() -> None:
     loop = Loop(warmup_steps=1, accumulates=4)
     for _ in range(2):
         traces = [loop.batch(1.0, shapes=64, nodes=nodes) for nodes in (10, 20, 10, 10)]
@@ -452,6 +440,15 @@ def test_a_batch_that_computes_something_else_shows_none_of_its_shape() -> None:
     traces = [loop.batch(1.0, shapes=64, nodes=nodes) for nodes in (10, 20, 10, 10)]
     assert traces[-1] is not None
     assert len(loop.sessions[1].events) == 2 * 4
+    loop = Loop(warmup_steps=1, accumulates=4, profiles=True)
+    for _ in range(4):
+        loop.batch(1.0)
+    loop.accumulates, loop.batches = 3, 3  # a schedule that changes: the window that is recorded now has three batches
+    traces = [loop.batch(1.0) for _ in range(6)]
+    assert [trace is not None for trace in traces] == [False] * 5 + [True]
+    assert traces[-1] is not None
+    assert traces[-1].batches == 3
+    assert [session.events.count("start") for session in loop.sessions] == [1, 3]
 
 
 @pytest.mark.parametrize("profiles", [True, False])
@@ -465,18 +462,6 @@ def test_what_had_to_be_taken_like_another_batch_is_said(profiles: bool) -> None
         "2 of the 4 batches of a step differ from the recorded ones. Predictions treat them like the last recorded "
         "one.",
     )
-
-
-def test_a_window_of_another_length_than_expected_is_recorded_whole_the_next_time() -> None:
-    loop = Loop(warmup_steps=1, accumulates=4, profiles=True)
-    for _ in range(4):
-        loop.batch(1.0)
-    loop.accumulates, loop.batches = 3, 3  # a schedule that changes: the window that is recorded now has three batches
-    traces = [loop.batch(1.0) for _ in range(6)]
-    assert [trace is not None for trace in traces] == [False] * 5 + [True]
-    assert traces[-1] is not None
-    assert traces[-1].batches == 3
-    assert [session.events.count("start") for session in loop.sessions] == [1, 3]
 
 
 def test_windows_that_grow_after_the_recording_are_another_kind() -> None:

@@ -75,7 +75,7 @@ def test_accumulation_counts_short_windows_at_the_end_of_an_epoch() -> None:
     assert not replace(position, batches_done=0).next_window_is_short
 
 
-def test_accumulation_that_changes_between_epochs() -> None:
+def test_accumulation_may_change_and_a_loader_may_have_no_length() -> None:
     # Epoch 0: 4 windows of 1; epochs 1 and 2: 2 windows of 2 each.
     left = at(accumulation={0: 1, 1: 2})
     assert (left.batches, left.windows) == (12, 4 + 2 + 2)
@@ -84,9 +84,6 @@ def test_accumulation_that_changes_between_epochs() -> None:
         workload(left, replace(START, accumulation={0: 1, 1: 2}), batches_per_window=1, samples=8).training_iterations
         == 12
     )
-
-
-def test_a_loader_without_length() -> None:
     endless = {"batches_per_epoch": None}
     assert at(**endless).windows is None  # max_epochs=2 and an unknown length
     by_steps = at(**endless, max_epochs=None, max_steps=5)

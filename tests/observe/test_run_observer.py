@@ -69,7 +69,7 @@ def test_steps_and_waits_are_timed_from_the_first_batch_on_but_recorded_ones_are
     assert fit.clock.batches == 6
 
 
-def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither() -> None:
+def test_waits_after_predictions_and_longer_than_a_step_show_what_is_in_store() -> None:
     fit = Fit()
     fit.clock.buffered = 4
     for _ in range(8):
@@ -83,9 +83,6 @@ def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither
     times = fit.batch_times(workers=2)
     assert times.waits == 7 + 20
     assert times.wait_seconds == pytest.approx(0.5)
-
-
-def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None:
     # Four may be in store, but the second has to be waited for: what follows counts, here one wait of 2 s for each two.
     fit = Fit()
     fit.clock.buffered = 4
@@ -130,7 +127,7 @@ def test_wait_may_be_as_long_as_the_first_while_prefetched_batches_last() -> Non
     assert fit.batch_times(workers=2).wait.high < 0.1
 
 
-def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
+def test_device_works_through_waits_and_the_end_of_an_epoch() -> None:
     # Steps of 1 s for the device; the host is done with one after 0.2 s, waits 0.3 s for the loader, and then for the
     # device: from batch to batch a second passes, the wait adds nothing.
     fit = Fit(is_asynchronous=True)
@@ -143,6 +140,20 @@ def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
     for _ in range(40):
         fit.batch(0.7, wait=0.3)
     assert (fit.batch_times().step_seconds, fit.batch_times().wait_seconds) == pytest.approx((0.6, 0.4))
+    # A device of 1 s a batch, a host of 0.2 s that is 4 s of work ahead after five batches, when the queue is full. At
+    # the end of the epoch it waits these 4 s for the device, and then 2 s for its workers.
+    fit = Fit(is_asynchronous=True)
+    fit.clock.device.measured(1.0, launches=100, batches=8)
+    for _ in range(2):
+        fit.clock.on_epoch_start()
+        for number in range(24):
+            fit.batch(0.2 if number < 5 else 1.0, wait=0.0)
+        fit.clock.on_epoch_end()
+        fit.passes(4.0 + 2.0)
+    fit.clock.on_epoch_start()
+    fit.batch(0.2, wait=0.0)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.clock.pause(starts_workers=True).middle == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("kernels", [0, 3])
@@ -170,23 +181,6 @@ def test_a_step_recorded_without_kernels_launches_one_an_operation(kernels: int)
     for _ in range(20):
         fit.batch(0.75, wait=0.0)
     assert fit.batch_times().step_seconds == pytest.approx(1.0 if kernels else 0.75)
-
-
-def test_queued_device_work_at_the_end_of_an_epoch_is_no_pause() -> None:
-    # A device of 1 s a batch, a host of 0.2 s that is 4 s of work ahead after five batches, when the queue is full. At
-    # the end of the epoch it waits these 4 s for the device, and then 2 s for its workers.
-    fit = Fit(is_asynchronous=True)
-    fit.clock.device.measured(1.0, launches=100, batches=8)
-    for _ in range(2):
-        fit.clock.on_epoch_start()
-        for number in range(24):
-            fit.batch(0.2 if number < 5 else 1.0, wait=0.0)
-        fit.clock.on_epoch_end()
-        fit.passes(4.0 + 2.0)
-    fit.clock.on_epoch_start()
-    fit.batch(0.2, wait=0.0)
-    assert fit.batch_times().step_seconds == pytest.approx(1.0)
-    assert fit.clock.pause(starts_workers=True).middle == pytest.approx(2.0)
 
 
 def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
@@ -222,7 +216,7 @@ def test_two_callbacks_tell_it_as_one_does() -> None:
     assert fit.batch_times().wait_seconds == pytest.approx(0.6)
 
 
-def test_pause_excludes_validation_checkpoints_and_the_wait() -> None:
+def test_pauses_exclude_validation_checkpoints_and_the_first_epoch() -> None:
     fit, caller = Fit(), object()
     for _ in range(10):
         fit.batch()
@@ -237,9 +231,6 @@ def test_pause_excludes_validation_checkpoints_and_the_wait() -> None:
     assert fit.clock.pause(starts_workers=False).middle == pytest.approx(4.0)
     assert fit.clock.checkpoints.seconds == 30.0
     assert fit.batch_times().waits == 9  # none of these is one
-
-
-def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
     fit = Fit()
     fit.validate([1.0, 1.0], is_check=True)
     fit.passes(3.0)  # The loader's workers start before training does.
@@ -297,7 +288,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
     assert times.wait.high == pytest.approx(0.3)
 
 
-def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
+def test_validation_runs_are_timed_whole_and_long_sanity_checks_doubted() -> None:
     fit = Fit()
     fit.validate([4.0, 4.0], is_check=True)
     times = known(fit.clock.validation.times(batch_seconds=1.0))
@@ -305,9 +296,6 @@ def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
     assert times.batch.middle == 2.0  # the geometric mean
     assert times.batch.contains(4.0)
     assert times.batch.contains(0.4)
-
-
-def test_validation_runs_are_timed_whole() -> None:
     fit = Fit()
     fit.validate([9.0, 9.0], is_check=True)
     for batches in ([2.0, 2.0], [2.0, 2.0]):

@@ -70,15 +70,6 @@ def test_batches_of_a_window_or_of_workers_are_one_value_together() -> None:
     assert believed([0.0, 1.0, 0.0]).mean.middle < 0.5
 
 
-def test_any_number_of_values_is_kept_in_bounds() -> None:
-    evidence = TimingSamples()
-    for number in range(8 * MAX_VALUES):
-        evidence.add(float(number % 2))
-    assert evidence.count == 8 * MAX_VALUES
-    assert len(evidence._means) < MAX_VALUES
-    assert known(evidence.estimate()).mean.middle == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("number", [8, 32, 128])
 def test_the_interval_holds_the_mean_of_noise(number: int) -> None:
     draws = random.Random(number)
@@ -100,20 +91,23 @@ def test_interval_contains_the_mean_of_the_remaining_values(ahead: int) -> None:
     assert held >= 0.9 * 200
 
 
-def test_interval_allows_one_event_more_or_less_in_few_values() -> None:
+def test_intervals_narrow_with_values_and_allow_one_event_more_or_less() -> None:
     # Every tenth takes five times as long, so that the next ten may hold two of them or none: 1.8 or 1.0.
     every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     mean = estimate_mean(every_tenth, remaining=10).mean
     assert mean.contains(1.01)
     assert mean.contains(1.79)
     assert not estimate_mean(every_tenth, remaining=1000).mean.contains(1.79)
-
-
-def test_the_interval_narrows_with_the_number_of_values() -> None:
     draws = random.Random(1)
     values = [draws.gauss(1.0, 0.1) for _ in range(512)]
     widths = [mean.high / mean.low for mean in (estimate_mean(values[:number]).mean for number in (4, 16, 64, 256))]
     assert widths == sorted(widths, reverse=True)
+    evidence = TimingSamples()
+    for number in range(8 * MAX_VALUES):
+        evidence.add(float(number % 2))
+    assert evidence.count == 8 * MAX_VALUES
+    assert len(evidence._means) < MAX_VALUES
+    assert known(evidence.estimate()).mean.middle == pytest.approx(0.5)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3))

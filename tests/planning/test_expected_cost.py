@@ -30,7 +30,7 @@ def doubtful(probability: float) -> PlanningProblem:
     return PlanningProblem(jobs=(DOUBTFUL,), machines=(L4, A100), limits=Limits(nodes=1), probability=probability)
 
 
-def test_the_probability_of_a_deadline_decides_between_machines() -> None:
+def test_probability_or_price_of_lateness_decides_between_machines() -> None:
     # L4: 7.32 h at $0.2, and some lateness; A100: 2.09 h at $3 = $6.27. Late by at most an hour or two at $2, the L4
     # is cheaper in expectation.
     cheap = cheapest_plan(doubtful(0.5))
@@ -44,10 +44,7 @@ def test_the_probability_of_a_deadline_decides_between_machines() -> None:
         assert safe.outlook is not None
         assert safe.outlook.in_time["vit"] >= probability
         assert safe.outcomes[0].start_seconds == 0.0  # waiting costs nothing here, and gains nothing
-
-
-def test_expensive_lateness_decides_without_a_probability_too() -> None:
-    """At $200 an hour late, the expected lateness of the L4 costs more than the A100."""
+    # At $200 an hour late, the expected lateness of the L4 costs more than the A100.
     costly = replace(doubtful(0.5), jobs=(replace(DOUBTFUL, tardiness_usd_per_hour=200.0),))
     plan = cheapest_plan(costly)
     assert {segment.placement.configuration.machine for segment in plan.segments} == {"a100"}
@@ -79,7 +76,7 @@ def test_no_candidate_has_a_lower_expected_cost_than_the_plan(seed: int) -> None
         assert best.outlook.usd <= 1.01 * other.usd
 
 
-def test_a_late_job_delays_the_next_one_on_its_gpu() -> None:
+def test_late_job_delays_the_next_one_and_an_unused_rental_costs_its_price() -> None:
     first = replace(DOUBTFUL, name="first", spreads={}, low_factor=0.5, high_factor=2.0)
     second = replace(first, name="second", low_factor=1.0, high_factor=1.0)
     problem = PlanningProblem(jobs=(first, second), machines=(L4,), limits=Limits(nodes=1))
@@ -93,10 +90,7 @@ def test_a_late_job_delays_the_next_one_on_its_gpu() -> None:
     # The second job ends 2 h after the first: it is in time where the first takes no longer than predicted.
     assert outlook.in_time["second"] == pytest.approx(np.mean(draws["first"][on("l4", 1)] <= 1.0))
     assert outlook.machine_usd == pytest.approx(0.2 * (2 * float(np.mean(draws["first"][on("l4", 1)])) + 2))
-
-
-def test_unused_rental_costs_its_price() -> None:
-    """A spot machine may be taken away before the job on it starts; its rental has no segment."""
+    # A spot machine may be taken away before the job on it starts; its rental has no segment.
     plan = cheapest_plan(doubtful(0.5))
     unused = Rental(node=1, machine="a100", start_seconds=0.0, end_seconds=60.0, usd=0.05)
     draws = time_draws(doubtful(0.5), None)

@@ -205,7 +205,7 @@ def test_both_machines_of_a_moving_job_mount_its_bucket() -> None:
     }
 
 
-def test_running_job_is_not_started_again() -> None:
+def test_running_job_is_not_started_again_and_stops_before_it_moves() -> None:
     here = at(0, "large", 4)
     since = PlanState(
         now_seconds=HOUR / 2, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
@@ -215,9 +215,6 @@ def test_running_job_is_not_started_again() -> None:
     assert list(tasks) == ["node-1-small.yaml", "b.yaml", "schedule.txt"]
     assert tasks["schedule.txt"].endswith("sky exec --detach-run node-1-small b.yaml\n")
     assert (list(scripts), scripts["schedule.txt"]) == (["b.sh", "schedule.txt"], "   0.000 h  sbatch b.sh\n")
-
-
-def test_running_job_that_is_planned_elsewhere_stops_first() -> None:
     here = at(0, "small", 1)
     since = PlanState(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},)), since=since)
@@ -429,7 +426,7 @@ def products(pod: dict[str, Any]) -> list[str]:
     return values
 
 
-def test_kueue_job_is_suspended_and_selects_its_gpu_and_instance_type() -> None:
+def test_kueue_job_is_suspended_on_its_instance_type_with_its_claim_mounted() -> None:
     problem = rented()
     files = kueue_jobs(simulate(problem, SHARING_BASELINES[0]), problem)
     document = yaml.safe_load(files["run-g5-12xlarge.kueue.yml"])
@@ -444,9 +441,6 @@ def test_kueue_job_is_suspended_and_selects_its_gpu_and_instance_type() -> None:
     assert products(box) == ["GeForce-RTX-4090", "NVIDIA-GeForce-RTX-4090"]
     assert "nodeSelector" not in box  # the user's own machine has no instance type
     assert "volumes" not in box  # the command writes to its bucket
-
-
-def test_kueue_job_mounts_its_claim_where_its_checkpoints_are_written() -> None:
     problem = with_command("python train.py", "/shared/runs")
     claimed = replace(problem, jobs=tuple(replace(item, claim="runs") for item in problem.jobs))
     pod = yaml.safe_load(kueue_jobs(PLAN, claimed)["a.kueue.yml"])["spec"]["template"]["spec"]

@@ -231,7 +231,7 @@ def test_a_state_says_how_far_jobs_are(tmp_path: Path) -> None:
     assert cheapest_plan(STAYING, since=situation).machine_usd == pytest.approx(0.25 * 6 + 2)
 
 
-def test_a_job_that_has_ended_or_waits_after_it_ran(tmp_path: Path) -> None:
+def test_state_says_which_jobs_have_ended_and_what_was_spent(tmp_path: Path) -> None:
     path = tmp_path / "state.yaml"
     path.write_text(
         "{now_hours: 1, jobs: {a: {done: 1}, b: {done: 0.5, machine: small, num_gpus: 1}}}", encoding="utf-8"
@@ -239,9 +239,6 @@ def test_a_job_that_has_ended_or_waits_after_it_ran(tmp_path: Path) -> None:
     situation = read_situation(path, TWO_JOBS)
     assert (situation.remaining, situation.running) == ({"b": 0.5}, {})
     assert situation.started == {"b": on("small", 1)}
-
-
-def test_spent_money_counts_against_the_budget(tmp_path: Path) -> None:
     # From the start, 8 $ in time; 4 $ are spent, and a quarter of a and all of b still take 3.5 $.
     path = tmp_path / "state.yaml"
     path.write_text(STATE.replace("2.5", "4"), encoding="utf-8")

@@ -45,10 +45,14 @@ def test_the_example_moves_a_job_to_all_gpus_of_its_machine() -> None:
     ]
 
 
-def test_a_job_without_a_checkpoint_does_not_move() -> None:
+def test_job_without_a_checkpoint_does_not_move_and_a_budget_holds() -> None:
     problem = read_problem(EXAMPLES / "jobs.yaml")
     problem = replace(problem, jobs=tuple(replace(job, checkpoint=None) for job in problem.jobs))
     assert len(cheapest_plan(problem).segments) == len(problem.jobs)
+    problem = crowd(4, 2, seed=1)
+    budget = cheapest_plan(problem).machine_usd
+    limited = replace(problem, limits=replace(problem.limits, budget_usd=budget))
+    assert cheapest_plan(limited).machine_usd <= budget * (1 + 1e-9)
 
 
 def test_a_wrong_machine_is_corrected() -> None:
@@ -105,10 +109,3 @@ def test_no_deadline_gets_less_likely() -> None:
     assert better.outlook is not None
     assert better.outlook.usd < before.usd
     assert better.outlook.shortfall(0.9) <= before.shortfall(0.9)
-
-
-def test_a_budget_holds() -> None:
-    problem = crowd(4, 2, seed=1)
-    budget = cheapest_plan(problem).machine_usd
-    limited = replace(problem, limits=replace(problem.limits, budget_usd=budget))
-    assert cheapest_plan(limited).machine_usd <= budget * (1 + 1e-9)

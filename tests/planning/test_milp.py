@@ -146,7 +146,7 @@ def test_the_order_of_jobs_and_machines_does_not_matter(job_order: list[int], ma
     assert (first.placements, first.postponed) == (second.placements, second.postponed)
 
 
-def test_moving_to_another_node_of_the_same_type_costs_a_restart() -> None:
+def test_restarts_count_for_moves_waits_and_jobs_that_stay() -> None:
     # Two machines of 4 GPUs, half full, for 2 h more: 1 h within the horizon, 6 $ each, and 2 x 3 $ for the shares
     # after it: 18 $. On one of them: 6 $ + 6 $, and the restart that one job needs, which counts twice (it may have to
     # move again): 2 r at 3 $/h. So moving pays up to r = 1 h.
@@ -160,9 +160,6 @@ def test_moving_to_another_node_of_the_same_type_costs_a_restart() -> None:
         decision = MilpPlanner().decide(problem, situation)
         assert len({item.node for item in decision.placements.values()}) == nodes
     assert decision.objective_usd == pytest.approx(18.0)
-
-
-def test_a_job_that_waits_after_it_ran_is_counted_a_restart() -> None:
     # b runs and has an hour left; a comes, and to run at once is worth 1 $ to it. Were pausing b free, a would run.
     jobs = tuple(
         job(name, hours={on("small", 1): 1.0}, deadline=1.0, weight=weight) for name, weight in (("a", 2.0), ("b", 1.0))
@@ -174,9 +171,6 @@ def test_a_job_that_waits_after_it_ran_is_counted_a_restart() -> None:
     for restart_seconds, first in ((0.0, "a"), (HOUR, "b")):
         problem = replace(HOURLY, jobs=jobs, limits=Limits(nodes=1), restart_seconds=restart_seconds)
         assert list(MilpPlanner().decide(problem, situation).placements) == [first]
-
-
-def test_rest_of_a_restart_counts_for_a_job_that_stays() -> None:
     job_a = job("a", hours={on("small", 1): 1.0}, deadline=0.0, weight=1.0)
     here = Placement(node=0, configuration=on("small", 1))
     problem = replace(HOURLY, jobs=(job_a,), restart_seconds=HOUR)
@@ -209,7 +203,7 @@ def test_ten_jobs_and_four_types_are_solved_to_the_optimum_in_seconds(seed: int)
     assert_allowed(problem, decision.placements)
 
 
-def test_a_running_job_that_is_fixed_keeps_its_node_and_others_fill_it_up() -> None:
+def test_running_jobs_that_are_fixed_or_may_not_wait_keep_their_node() -> None:
     jobs = (
         job("runs", hours={on("large", 3): 2.0}, deadline=9.0),
         job("waits", hours={on("large", 1): 2.0}, deadline=2.0, weight=5.0),
@@ -228,9 +222,6 @@ def test_a_running_job_that_is_fixed_keeps_its_node_and_others_fill_it_up() -> N
     assert decision.placements == {"runs": here, "waits": Placement(node=1, configuration=on("large", 1))}
     # The node until the horizon and 3/4 of it for an hour more, which are fixed; 1/4 of 6 $ for the other job's hour.
     assert decision.objective_usd == pytest.approx(6.0 + 4.5 + 1.5)
-
-
-def test_a_job_that_may_not_wait_keeps_running() -> None:
     problem = replace(HOURLY, limits=Limits(nodes=1), formulation=Formulation(preempts=False))
     here = Placement(node=0, configuration=on("small", 1))
     situation = PlanState(

@@ -45,13 +45,19 @@ def test_waiting_costs_the_cheapest_run_alone_and_the_worst_tardiness_times_thei
     assert options.postponed_usd[0] == pytest.approx(4.0 * 1.001 + 4.5)
 
 
-def test_a_machine_that_is_not_shared_is_paid_in_full() -> None:
+def test_unshared_machines_are_paid_in_full_and_useless_gpus_are_no_option() -> None:
     shared = replace(HOURLY, jobs=(job("a", hours={on("large", 2): 3.0}, deadline=9.0),))
     alone = replace(shared, formulation=Formulation(shares_gpus=False))
     # 2 h after the horizon: half of 6 $/h, or all of it.
     assert options_of(shared, at_start(shared)).cost_usd[0, 0] == pytest.approx(6.0)
     assert options_of(alone, at_start(alone)).cost_usd[0, 0] == pytest.approx(12.0)
     assert options_of(alone, at_start(alone)).size_of.tolist() == [4]
+    # In time with one GPU: two do the same work for as much money (1 h of 2/4 of 6 $), three for more.
+    a = job("a", hours={on("large", 1): 2.0, on("large", 2): 1.0, on("large", 3): 1.0}, deadline=9.0)
+    problem = replace(HOURLY, jobs=(a,), horizon_seconds=0.0)
+    assert np.isfinite(options_of(problem, at_start(problem)).cost_usd).tolist() == [[True, False, False]]
+    late = replace(problem, jobs=(replace(a, deadline_seconds=0.5 * HOUR),))
+    assert np.isfinite(options_of(late, at_start(late)).cost_usd).tolist() == [[True, True, False]]
 
 
 def test_a_job_that_moves_loses_time_and_one_that_stays_does_not() -> None:
@@ -81,7 +87,7 @@ def test_measured_time_corrects_other_configurations() -> None:
     assert run_seconds(a, problem, replace(both, remaining={"a": 0.5}))[on("large", 4)] == pytest.approx(0.75 * HOUR)
 
 
-def test_interruption_loses_work_since_the_checkpoint_and_a_restart() -> None:
+def test_interruptions_lose_work_and_spot_machines_are_worth_their_price_until_late() -> None:
     spot = replace(SMALL, interruptions_per_hour=1.0)
     problem = replace(TWO_JOBS, machines=(spot,), checkpoint_seconds=HOUR)
     # An hour without an interruption has the chance 1/e. Until one comes, e − 1 hours pass on average.
@@ -93,9 +99,6 @@ def test_interruption_loses_work_since_the_checkpoint_and_a_restart() -> None:
     rare = replace(spot, interruptions_per_hour=0.001)
     assert interruption_factor(rare, slow) == pytest.approx(1 + 0.001 * 0.6, abs=1e-6)
     assert interruption_factor(replace(spot, interruptions_per_hour=0.0), slow) == interruption_factor(SMALL, slow) == 1
-
-
-def test_a_spot_machine_is_worth_its_price_until_interruptions_make_it_late() -> None:
     spot = replace(SMALL, name="spot", usd_per_hour=0.5, interruptions_per_hour=1.0)
     a = job("a", hours={on("small", 1): 2.0, on("spot", 1): 2.0}, deadline=3.0, weight=2.0)
     problem = replace(HOURLY, jobs=(a,), machines=(SMALL, spot), checkpoint_seconds=HOUR)
@@ -117,7 +120,7 @@ def test_the_horizon_is_some_gaps_between_events_and_at_most_the_period() -> Non
     assert horizon_seconds(HOURLY, situation) == HOUR
 
 
-def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it_must_not_change() -> None:
+def test_without_preemption_or_migration_a_running_job_does_not_wait_or_change() -> None:
     here = Placement(node=0, configuration=on("small", 1))
     running = PlanState(
         now_seconds=0.0, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
@@ -126,9 +129,6 @@ def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it
     assert math.isinf(options_of(stays, running).postponed_usd[0])
     fixed_type = replace(TWO_JOBS, formulation=Formulation(migrates=False))
     assert options_of(fixed_type, running).cost_usd[0].tolist()[0] == math.inf
-
-
-def test_with_neither_it_can_only_stay() -> None:
     here = Placement(node=1, configuration=on("large", 3))
     a = job("a", hours={on("large", 3): 2.0, on("large", 4): 1.0}, deadline=9.0)
     problem = replace(HOURLY, jobs=(a,), formulation=Formulation(preempts=False, migrates=False))
@@ -138,15 +138,6 @@ def test_with_neither_it_can_only_stay() -> None:
     assert options.cost_usd.tolist() == [[math.inf, math.inf]]
     assert options.postponed_usd.tolist() == [math.inf]
     assert options.stay_usd == pytest.approx([4.5])  # three quarters of a machine for the hour after the horizon
-
-
-def test_more_gpus_that_save_nothing_are_no_option() -> None:
-    # In time with one GPU: two do the same work for as much money (1 h of 2/4 of 6 $), three for more.
-    a = job("a", hours={on("large", 1): 2.0, on("large", 2): 1.0, on("large", 3): 1.0}, deadline=9.0)
-    problem = replace(HOURLY, jobs=(a,), horizon_seconds=0.0)
-    assert np.isfinite(options_of(problem, at_start(problem)).cost_usd).tolist() == [[True, False, False]]
-    late = replace(problem, jobs=(replace(a, deadline_seconds=0.5 * HOUR),))
-    assert np.isfinite(options_of(late, at_start(late)).cost_usd).tolist() == [[True, True, False]]
 
 
 def test_a_deadline_is_kept_with_a_probability_as_far_as_the_interval_says() -> None:

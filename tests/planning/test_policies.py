@@ -111,7 +111,7 @@ def test_plan_of_many_jobs_is_best_of_four_and_above_the_lower_bound(monkeypatch
     assert plan.total_usd <= min(simulate(problem, rule).total_usd for rule in QUEUE_RULES[-3:]) * 1.01
 
 
-def test_jobs_that_must_wait_for_nodes_raise_the_lower_bound() -> None:
+def test_jobs_that_wait_raise_the_lower_bound_and_the_dearest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ten jobs of an hour on one node of $1 an hour, due after an hour, late for $2 an hour. One after another, they are
     # late for 0 + 1 + ... + 9 hours: $10 + $90. Shares of them all end at nearly that cost.
     jobs = tuple(job(str(i), hours={on("small", 1): 1.0}, deadline=1.0, weight=2.0) for i in range(10))
@@ -119,9 +119,6 @@ def test_jobs_that_must_wait_for_nodes_raise_the_lower_bound() -> None:
     least = milp.least_usd_of_nodes(queue, periods=100)
     assert least_usd(queue) == pytest.approx(10.0)
     assert 0.95 * 100 <= least <= cheapest_plan(queue, method="edf").total_usd == pytest.approx(100.0)
-
-
-def test_decision_about_many_jobs_considers_the_dearest_to_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     # An hour of work each on the only node, all due at once: the one of $9 an hour late goes first.
     monkeypatch.setattr(milp, "MOST_WAITING", 1)
     jobs = tuple(job(name, hours={on("small", 1): 1.0}, deadline=0.0, weight=w) for name, w in {"a": 1, "b": 9}.items())

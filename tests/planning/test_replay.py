@@ -44,15 +44,12 @@ def test_late_job_moves_with_its_work_and_ends_later() -> None:
     assert bare.end_seconds == pytest.approx(HOUR + 2 * HOUR)
 
 
-def test_a_job_that_ends_before_it_would_move_is_not_started_again() -> None:
+def test_job_that_ends_before_it_would_move_stays_and_others_wait_for_its_gpus() -> None:
     replayed = replay(MOVED.segments, kept(TWO_JOBS), slowed(TWO_JOBS, {"a": 0.2}))  # 4 h on small take 48 min
     assert replayed.jobs[0].end_seconds == pytest.approx(0.8 * HOUR)
     assert replayed.jobs[0].moves == 0
     # Large is never rented: 48 min and two hours of small, each with its idle minutes.
     assert replayed.machine_usd == pytest.approx(0.8 + 2 + 2 * IDLE / HOUR)
-
-
-def test_a_job_waits_for_gpus_that_a_late_one_still_has() -> None:
     jobs = (job("a", hours={on("small", 1): 1.0}, deadline=1.5), job("b", hours={on("small", 1): 1.0}, deadline=2.5))
     problem = replace(ONE_EVENT, jobs=jobs, period_seconds=HOUR)
     plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)})))

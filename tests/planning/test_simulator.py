@@ -65,7 +65,7 @@ def test_a_job_that_is_paused_goes_on_where_it_stopped_and_loses_the_restart() -
     assert len(plan.rentals) == 1
 
 
-def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
+def test_jobs_on_one_machine_share_its_price_and_unstarted_ones_are_named() -> None:
     jobs = (
         job("one", hours={on("large", 1): 1.0}, deadline=9.0),
         job("two", hours={on("large", 2): 1.0}, deadline=9.0),
@@ -74,6 +74,10 @@ def test_jobs_on_one_machine_share_its_price_by_gpus() -> None:
     plan = simulate(replace(ONE_EVENT, jobs=jobs), script)
     assert {outcome.job: outcome.machine_usd for outcome in plan.outcomes} == pytest.approx({"one": 2.0, "two": 4.0})
     assert plan.machine_usd == pytest.approx(6.0)
+    with pytest.raises(InfeasiblePlanError, match=r"'script' starts none of the jobs 'a', 'b'.*number of nodes \(2\)"):
+        simulate(TWO_JOBS, Script(({},)))
+    with pytest.raises(InfeasiblePlanError, match=r"the budget: \$0.00 of \$50.00 are spent"):
+        simulate(replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=50.0)), Script(({},)))
 
 
 def test_jobs_take_their_real_times_and_tell_them_after_a_minute() -> None:
@@ -134,13 +138,6 @@ def test_mean_cost_of_interruptions_equals_the_expected_cost() -> None:
     assert simulate(ON_SPOT, FIFO).makespan_seconds == pytest.approx(expected)  # 4.53 h
     deviation = float(np.std(ends)) / len(ends) ** 0.5
     assert abs(float(np.mean(ends)) - expected) < 3 * deviation < 0.05 * expected
-
-
-def test_jobs_that_are_never_started_are_an_error_that_names_them() -> None:
-    with pytest.raises(InfeasiblePlanError, match=r"'script' starts none of the jobs 'a', 'b'.*number of nodes \(2\)"):
-        simulate(TWO_JOBS, Script(({},)))
-    with pytest.raises(InfeasiblePlanError, match=r"the budget: \$0.00 of \$50.00 are spent"):
-        simulate(replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=50.0)), Script(({},)))
 
 
 def test_fifo_gives_each_job_the_cheapest_machine_that_is_in_time() -> None:

@@ -88,12 +88,7 @@ def test_medians_and_savings_by_hand() -> None:
     assert compare(runs[-3:])[0].saved is None
 
 
-def test_without_error_real_cost_is_predicted_cost() -> None:
-    assert run_once(replace(QUICK, error=0.0), FIRST, "edf").deviation == 0.0
-    assert run_once(QUICK, FIRST, "edf").deviation != 0.0
-
-
-def test_a_time_by_hand() -> None:
+def test_times_and_bounds_of_a_study_by_hand() -> None:
     seconds = job_seconds("JJ5", study_machines())
     # ResNet-50 on one GTX 1080 Ti: 2032 steps of 64 in an epoch, 3 epochs; 64 × 6 × 4.1e9 FLOPs at 0.5 × 11.34e12.
     assert seconds[Configuration(machine="In-house server 2", num_gpus=1)] == pytest.approx(
@@ -103,9 +98,6 @@ def test_a_time_by_hand() -> None:
     assert seconds[Configuration(machine="In-house server 2", num_gpus=2)] == pytest.approx(
         2032 * 3 * (32 * 6 * 4.1e9 / (0.5 * 11.34e12) + 4 * 25.6e6 / 10e9), rel=1e-3
     )
-
-
-def test_no_plan_is_cheaper_than_the_bound_by_hand() -> None:
     hours = {job.name: dict(job.seconds) for job in TWO_JOBS.jobs}
     # b: 2 h of small, 2 $. a: 2/3 of its time on small and 2/3 h on large end at its deadline: 4/3 $ + 4 $.
     assert least_usd(TWO_JOBS, hours) == pytest.approx(2 + 4 / 3 + 4)
@@ -114,3 +106,5 @@ def test_no_plan_is_cheaper_than_the_bound_by_hand() -> None:
     assert least_usd(patient, hours) == pytest.approx(4.0 + 1.0)
     alone = replace(TWO_JOBS, jobs=(job("c", hours={on("large", 1): 2.0}, deadline=9.0),))
     assert least_usd(alone, {"c": {on("large", 1): 2 * HOUR}}) == pytest.approx(3.0)  # a quarter of a large machine
+    assert run_once(replace(QUICK, error=0.0), FIRST, "edf").deviation == 0.0
+    assert run_once(QUICK, FIRST, "edf").deviation != 0.0

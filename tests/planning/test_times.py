@@ -134,10 +134,16 @@ def test_keep_batch_shares_the_samples_of_a_step(trace: Path) -> None:
     assert gone == "a: Left out: 3 GPUs of three; their number does not divide 16 samples, or the step does not fit."
 
 
-def test_batch_that_cannot_be_scaled_is_refused(trace: Path) -> None:
+def test_batches_and_runs_of_other_gpus_that_cannot_be_scaled_are_refused(trace: Path) -> None:
     replace(Trace.load(str(trace)), samples=None).save(str(trace.with_name("unknown.json")))
     with pytest.raises(PlanningFormatError, match=r"unknown.json cannot keep its batch .* how many samples"):
         problem_of(trace, job=JOB | {"trace": "unknown.json", "keep_batch": True})
+    rows = [line for line in RUNS.splitlines() if "T4" not in line and ",A10,2," not in line and ",A10,4," not in line]
+    trace.with_name("runs.csv").write_text("\n".join(rows))
+    h100 = {"name": "h100", "gpu": "H100-SXM-80GB", "num_gpus": 1, "usd_per_hour": 3.0}
+    assert set(the_job(trace, BOX, h100, job=OF_RUNS).seconds) == {on("box", 1)}
+    with pytest.raises(InvalidArgumentError, match="a regression needs at least 3"):
+        problem_of(trace, job=OF_RUNS | {"model": "other"})
 
 
 def test_machines_together_serve_one_job(trace: Path) -> None:
@@ -182,15 +188,6 @@ def test_past_runs_are_times_with_their_interval(trace: Path) -> None:
     assert eight.high / eight.middle > time.high / time.middle
     assert any("number of GPUs 8 is 2 times the largest" in note for note in both.notes)
     assert any("several are taken as one" in note for note in both.notes)
-
-
-def test_runs_of_one_gpu_say_nothing_of_another(trace: Path) -> None:
-    rows = [line for line in RUNS.splitlines() if "T4" not in line and ",A10,2," not in line and ",A10,4," not in line]
-    trace.with_name("runs.csv").write_text("\n".join(rows))
-    h100 = {"name": "h100", "gpu": "H100-SXM-80GB", "num_gpus": 1, "usd_per_hour": 3.0}
-    assert set(the_job(trace, BOX, h100, job=OF_RUNS).seconds) == {on("box", 1)}
-    with pytest.raises(InvalidArgumentError, match="a regression needs at least 3"):
-        problem_of(trace, job=OF_RUNS | {"model": "other"})
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_attention_is_one_operation_with_arguments(device: str) -> None:
     assert (whole[1].arguments, whole[1].inputs) == (grouped.arguments, grouped.inputs)
 
 
-def test_attention_inside_torch_functions_is_recorded() -> None:
+def test_attention_and_projections_inside_torch_functions_are_recorded() -> None:
     original = functional.scaled_dot_product_attention
     layer = nn.MultiheadAttention(8, 2, batch_first=True)
     data = torch.randn(2, 3, 8)
@@ -148,9 +148,6 @@ def test_attention_inside_torch_functions_is_recorded() -> None:
     assert names(operations).count("aten::scaled_dot_product_attention") == 1
     assert torch.equal(results[0], expected)
     assert functional.scaled_dot_product_attention is original
-
-
-def test_projections_inside_torch_functions_are_cast() -> None:
     with torch.device("meta"):
         layer, data = nn.MultiheadAttention(8, 2, batch_first=True), torch.empty(2, 3, 8)
     trace = lp.capture(lambda: layer(data, data, data, need_weights=False), precision="bf16-mixed")
@@ -332,13 +329,20 @@ def test_foreach_and_fused_updates_list_every_parameter(options: dict[str, Any],
     assert len(shapes) == 4 * (3 if name.endswith("addcdiv_") else 5)
 
 
-def test_operations_have_their_module_in_both_passes() -> None:
+def test_operations_have_their_module_and_custom_ones_their_name() -> None:
     step = perceptron_step()
     operations = record(step, step.model).operations
     assert [o.module for o in operations if o.name == "aten::addmm"] == ["0", "3"]
     # Backward: the last layer gives its weight's and its input's gradient, the first its weight's alone.
     assert [o.module for o in operations if o.name == "aten::mm"] == ["3", "3", "0"]
     assert [o.module for o in operations if o.name == "aten::threshold_backward"] == ["1"]
+
+    @torch.library.custom_op("lightning_predict_tests::twice", mutates_args=())
+    def twice(data: Tensor) -> Tensor:
+        return data * 2
+
+    operations = operations_of(lambda: twice(torch.zeros(3)))
+    assert names(operations)[-1] == "lightning_predict_tests::twice"
 
 
 def test_composites_are_decomposed_in_inference_mode() -> None:
@@ -356,15 +360,6 @@ def test_composites_are_decomposed_in_inference_mode() -> None:
     assert "aten::linear" not in names(operations)
     assert {o.phase for o in operations} == {"forward"}
     assert torch.equal(*results)
-
-
-def test_custom_operator_is_recorded_by_name() -> None:
-    @torch.library.custom_op("lightning_predict_tests::twice", mutates_args=())
-    def twice(data: Tensor) -> Tensor:
-        return data * 2
-
-    operations = operations_of(lambda: twice(torch.zeros(3)))
-    assert names(operations)[-1] == "lightning_predict_tests::twice"
 
 
 def test_modes_of_the_user_stay_open_at_stop() -> None:

@@ -28,7 +28,7 @@ def event(
     return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": tid, "ts": start, "dur": duration, "args": args}
 
 
-def test_calls_nest_by_time_on_their_own_thread() -> None:
+def test_calls_nest_by_time_length_and_number_on_their_thread() -> None:
     profile = read_profile(
         [event("outer", 0, 10), event("inner", 2, 3), event("beside", 2, 3, tid=2), event("next", 10, 5)],
         "f",
@@ -39,9 +39,6 @@ def test_calls_nest_by_time_on_their_own_thread() -> None:
         ("beside", []),
         ("next", []),
     ]
-
-
-def test_calls_that_start_together_nest_by_length_and_number() -> None:
     rows = [
         event("inner", 0, 4, external_id=2),
         event("outer", 0, 9, external_id=1),
@@ -83,11 +80,19 @@ def test_marked_step_is_selected_by_number_or_median(step: int | None, expected:
     assert [root.name for root in profile.roots] == expected
 
 
-def test_unmarked_file_is_one_step() -> None:
+def test_unmarked_files_are_a_step_and_work_of_another_one_is_excluded() -> None:
     profile = read_profile([event("a", 5, 2), event("k", 8, 4, "kernel", correlation=1)], "f", step=None)
     assert profile.start == 5
     assert profile.end == pytest.approx(12)
     assert [work.name for work in profile.stray_work] == ["k"]
+    rows = [
+        *STEPS,
+        event("cudaLaunchKernel", 2, 1, "cuda_runtime", correlation=7),
+        event("k", 12, 2, "kernel", tid=99, correlation=7),
+    ]
+    profile = read_profile(rows, "f", step=4)
+    assert profile.stray_work == ()
+    assert not any(call.device_work for call in profile.calls())
 
 
 def test_device_work_belongs_to_its_launch_or_named_call() -> None:
@@ -103,17 +108,6 @@ def test_device_work_belongs_to_its_launch_or_named_call() -> None:
     assert [work.name for work in op.device_work] == ["k2"]
     assert [work.name for work in op.children[0].device_work] == ["k1"]
     assert [work.name for work in profile.stray_work] == ["k3"]
-
-
-def test_device_work_of_another_step_is_excluded() -> None:
-    rows = [
-        *STEPS,
-        event("cudaLaunchKernel", 2, 1, "cuda_runtime", correlation=7),
-        event("k", 12, 2, "kernel", tid=99, correlation=7),
-    ]
-    profile = read_profile(rows, "f", step=4)
-    assert profile.stray_work == ()
-    assert not any(call.device_work for call in profile.calls())
 
 
 def test_older_spelling_of_categories_and_keys_is_read() -> None:

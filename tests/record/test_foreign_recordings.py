@@ -143,7 +143,7 @@ def test_gpu_argument_overrides_the_file(tmp_path: Path) -> None:
         import_trace(path, gpu="V1000")
 
 
-def test_amd_recording_is_rejected(tmp_path: Path) -> None:
+def test_amd_recordings_and_empty_traces_are_rejected(tmp_path: Path) -> None:
     for row in ({"id": 0, "name": "AMD Instinct MI300X", "warpSize": 64}, {"id": 0, "name": "", "warpSize": 64}):
         path = write(tmp_path / "amd.json", one_product(), gpu=row)
         with pytest.raises(
@@ -153,9 +153,6 @@ def test_amd_recording_is_rejected(tmp_path: Path) -> None:
     launched = [event("aten::mm", 0, 20), event("hipLaunchKernel", 5, 6, "cuda_runtime", correlation=1)]
     with pytest.raises(TraceFormatError, match="NVIDIA GPUs only"):
         import_trace(write(tmp_path / "hip.json", launched, gpu={}))
-
-
-def test_empty_trace_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"holds no operations.*Record a step that runs the model"):
         lp.predict(Trace(operations=(), device="cuda", recorder="kineto"), ["T4"])
     neither = import_trace(write(tmp_path / "p.json", [event("aten::convolution", 0, 20)]))
@@ -174,7 +171,7 @@ def exchanging_step() -> list[dict[str, Any]]:
     return [mark(1, 0, 200), *device.events]
 
 
-def test_collectives_without_world_size_are_removed_with_a_note(tmp_path: Path) -> None:
+def test_collectives_are_kept_only_with_a_world_size(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", exchanging_step()))
     # 60 + 10 + 20 us of 60 + 30 + 10 + 20 = 120 are its own: 25 % are NCCL's.
     assert sum(kernel.seconds for kernel in trace.kernels) == pytest.approx(90e-6)
@@ -184,9 +181,6 @@ def test_collectives_without_world_size_are_removed_with_a_note(tmp_path: Path) 
     # Apex's optimizer launches outside every operation: named, and in the optimizer's phase.
     assert "1, 8.3% of the device time (multi_tensor_apply_kernel)." in notes_of(trace)  # of 120
     assert trace.operations[1].phase == "optimizer"
-
-
-def test_collectives_with_world_size_are_kept(tmp_path: Path) -> None:
     info = {"backend": "nccl", "rank": 0, "world_size": 2}
     trace = import_trace(write(tmp_path / "p.json", exchanging_step(), distributedInfo=info))
     assert (trace.world_size, trace.num_nodes, len(trace.kernels)) == (2, 1, 4)  # each sees its own GPU

@@ -163,7 +163,7 @@ def test_operations_have_inputs_and_arguments(cuda: Trace) -> None:
     assert update.arguments["beta2"] == 0.999
 
 
-def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
+def test_real_profiles_have_the_operations_and_phases_of_the_dispatch_recorder() -> None:
     trace = import_trace(TRACES / "cpu_mixed.json.gz")
     step = mixed_step("cpu")
     step()
@@ -173,6 +173,13 @@ def test_real_profile_has_the_operations_of_the_dispatch_recorder() -> None:
     seen = [(o.name, o.arguments) for o in operations_of(step) if o.name.startswith(("aten::lstm", "aten::scaled"))]
     assert whole == seen
     assert len(whole) == 6  # two attentions and one LSTM, forward and backward
+    trace = import_trace(TRACES / "cpu_closure.json.gz")
+    step = perceptron_step(clip=True, foreach=True)
+    step()
+    assert counted(trace.operations) == counted(operations_of(step))
+    assert {o.phase for o in trace.operations if "norm" in o.name} == {"optimizer"}  # clipping
+    assert {o.phase for o in trace.operations if o.name == "aten::_foreach_zero_"} == {"other"}
+    assert names(trace.operations, "optimizer")[-1].startswith("aten::_foreach")
 
 
 def test_real_profiles_have_casts_and_the_matmuls_of_compiled_code() -> None:
@@ -187,16 +194,6 @@ def test_real_profiles_have_casts_and_the_matmuls_of_compiled_code() -> None:
     # Linear(8, 16) and Linear(16, 4) on 4 rows; the output that compiled code passes along is left out.
     assert shapes == [("forward", [(16,), (4, 8), (8, 16)]), ("forward", [(4,), (4, 16), (16, 4)])]
     assert "aten::mm" in names(trace.operations, "backward")
-
-
-def test_real_profile_of_a_closure_has_the_right_phases() -> None:
-    trace = import_trace(TRACES / "cpu_closure.json.gz")
-    step = perceptron_step(clip=True, foreach=True)
-    step()
-    assert counted(trace.operations) == counted(operations_of(step))
-    assert {o.phase for o in trace.operations if "norm" in o.name} == {"optimizer"}  # clipping
-    assert {o.phase for o in trace.operations if o.name == "aten::_foreach_zero_"} == {"other"}
-    assert names(trace.operations, "optimizer")[-1].startswith("aten::_foreach")
 
 
 def test_import_needs_no_torch(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_block_length_depends_on_batches_and_rest_of_run(batches: int, after: in
     assert block_steps(batches=batches, steps_after=after) == steps
 
 
-def test_block_is_tried_twice() -> None:
+def test_block_is_tried_twice_and_its_times_are_in_the_trace() -> None:
     timer = BlockTimer()
     for _ in range(2):
         assert timer.may_begin
@@ -119,9 +119,6 @@ def test_block_is_tried_twice() -> None:
         timer.breaks()
     assert not timer.may_begin
     assert timer.block is None
-
-
-def test_trace_gets_the_times_of_the_block() -> None:
     plain = Trace(operations=(), device="cuda", recorder="profiler", step_seconds=(0.12, 0.14, 0.12))
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
     timed = with_running_loop(plain, hosts=(0.03, 0.03, 0.03), block=block)

@@ -24,7 +24,7 @@ def written_by(trace: Trace, name: str) -> Operation:
     return next(operation for operation in trace.operations if operation.name == name)
 
 
-def test_storage_freed_after_its_last_use_is_not_listed() -> None:
+def test_storages_are_freed_after_their_last_use_variable_or_loop() -> None:
     data = torch.zeros(4)
 
     def step() -> None:
@@ -35,11 +35,7 @@ def test_storage_freed_after_its_last_use_is_not_listed() -> None:
     assert [operation.freed for operation in trace.operations] == [()] * 200
     assert trace.held == ()
 
-
-def test_storage_held_by_a_variable_is_freed_later() -> None:
-    data = torch.zeros(4)
-
-    def step() -> None:
+    def step_with_a_variable() -> None:
         kept = torch.exp(data)
         for _ in range(40):
             torch.relu(data)
@@ -47,21 +43,17 @@ def test_storage_held_by_a_variable_is_freed_later() -> None:
         for _ in range(80):
             torch.relu(data)
 
-    trace = recorded(step)
+    trace = recorded(step_with_a_variable)
     (number,) = (tensor.id for tensor in written_by(trace, "aten::exp").outputs)
     (index,) = freed_at(trace, number)
     assert index == 40  # operations 1 to 40 ran while it was held
-
-
-def test_storage_held_by_the_loop_survives_the_step() -> None:
     variables: dict[str, torch.Tensor] = {}
-    data = torch.zeros(4)
 
-    def step() -> None:
+    def step_of_a_loop() -> None:
         variables["logits"] = torch.exp(data)
         torch.relu(data)
 
-    trace = recorded(step)
+    trace = recorded(step_of_a_loop)
     assert trace.held == tuple(tensor.id for tensor in written_by(trace, "aten::exp").outputs)
 
 

@@ -42,13 +42,18 @@ def by_work(one: RunSetting) -> float:
 GRID = [setting(size, power, count) for size, power, count in product(SIZES, POWERS, (1, 2, 4))]
 
 
-def test_known_coefficients_are_found() -> None:
+def test_known_coefficients_and_start_up_costs_are_found() -> None:
     found = fit_regression(runs_of(GRID, by_work))
     assert found.formula == ("seconds per iteration = 0.03 + 6e+10 * batch_size / flops_per_second - 0.02 / num_gpus")
     assert found.mean_error == pytest.approx(0, abs=1e-9)
     asked = setting(256, 30e12, 8)
     # 0.01 + 6e10 x 256 / 30e12 + 0.02 x 7/8 = 0.01 + 0.512 + 0.0175 seconds an iteration.
     assert found.predict(asked).seconds == pytest.approx(0.5395 * 100)
+    settings = [setting(size, iterations=count) for size, count in product(SIZES, (50, 200, 1000))]
+    runs = runs_of(settings, lambda one: 0.002 * one.batch_size + 30 / one.iterations)
+    regression = fit_regression(runs)
+    # 30 seconds of start-up and 64 ms an iteration.
+    assert regression.predict(setting(32, iterations=10_000)).seconds == pytest.approx(30 + 640)
 
 
 FIVE = (*SIZES, 96)
@@ -155,14 +160,6 @@ def test_law_in_squares_of_batch_and_length_holds_beyond_the_runs(law: Callable[
         assert found.low <= 100 * seconds(asked) <= found.high
 
 
-def test_startup_costs_are_found_from_runs_of_several_lengths() -> None:
-    settings = [setting(size, iterations=count) for size, count in product(SIZES, (50, 200, 1000))]
-    runs = runs_of(settings, lambda one: 0.002 * one.batch_size + 30 / one.iterations)
-    regression = fit_regression(runs)
-    # 30 seconds of start-up and 64 ms an iteration.
-    assert regression.predict(setting(32, iterations=10_000)).seconds == pytest.approx(30 + 640)
-
-
 def test_extrapolations_are_named() -> None:
     regression = fit_regression(runs_of(GRID, by_work))
     assert regression.predict(setting(64, 14e12, 4)).extrapolations == ()
@@ -195,7 +192,7 @@ def test_nine_in_ten_new_runs_lie_in_the_interval() -> None:
     assert 0.85 <= np.mean(hits) <= 0.95
 
 
-def test_the_interval_widens_away_from_the_runs() -> None:
+def test_interval_widens_with_distance_and_knows_of_runs_left_out() -> None:
     regression = fit_regression(runs_of(GRID, by_work, noise=0.02))
 
     def width(one: RunSetting) -> float:
@@ -203,6 +200,24 @@ def test_the_interval_widens_away_from_the_runs() -> None:
         return (known(estimate.high_seconds) - known(estimate.low_seconds)) / known(estimate.seconds)
 
     assert width(setting(32, 8e12, 2)) < width(setting(32, 8e12, 64)) < width(setting(32, 8e12, 4096))
+    # 10, 10, 10 and 20: left out, they miss by 10/3, 10/3, 10/3 and -10 per run of 100 iterations; the mean square,
+    # (3 x 100/9 + 100) / 4 = 33.33, is more than the variance of the fit, 75 / 3 = 25.
+    runs = [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
+    regression = fit_regression(runs, options=RegressionOptions(relative=False))
+    assert regression.residual_variance * 100**2 == pytest.approx(100 / 3)
+    assert regression.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
+    # Exact runs of one, two and four GPUs: the interval comes from the distance alone. Eight are ln 2 beyond four, and
+    # 32 are ln 8: 1.645 x 0.4 x ln 2 = 45.6 % on either side, and three times that.
+    runs = runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2, 4)], lambda one: 1.0 + one.batch_size)
+    regression = fit_regression(runs)
+    near, far, inside = (regression.predict(setting(SIZES[0], num_gpus=n)).time for n in (8, 32, 2))
+    assert near is not None
+    assert far is not None
+    assert inside is not None
+    half = 1.645 * 0.4 * math.log(2)
+    assert (near.high / near.middle - 1) == pytest.approx(half, rel=1e-3)
+    assert (far.high / far.middle - 1) == pytest.approx(3 * half, rel=1e-3)
+    assert (inside.high / inside.middle - 1) < 1e-6
 
 
 def test_relative_errors_are_minimised_unless_asked_otherwise() -> None:
@@ -301,31 +316,7 @@ def test_too_few_runs_several_models_and_gaps() -> None:
         fit_regression([*runs, gap])
 
 
-def test_the_interval_knows_of_the_runs_that_were_left_out() -> None:
-    # 10, 10, 10 and 20: left out, they miss by 10/3, 10/3, 10/3 and -10 per run of 100 iterations; the mean square,
-    # (3 x 100/9 + 100) / 4 = 33.33, is more than the variance of the fit, 75 / 3 = 25.
-    runs = [PastRun(model="net", setting=setting(), seconds=seconds) for seconds in (10.0, 10.0, 10.0, 20.0)]
-    regression = fit_regression(runs, options=RegressionOptions(relative=False))
-    assert regression.residual_variance * 100**2 == pytest.approx(100 / 3)
-    assert regression.cross_validation_error == pytest.approx((3 / 3 + 0.5) / 4)
-
-
-def test_an_interval_widens_with_the_distance() -> None:
-    # Exact runs of one, two and four GPUs: the interval comes from the distance alone. Eight are ln 2 beyond four, and
-    # 32 are ln 8: 1.645 x 0.4 x ln 2 = 45.6 % on either side, and three times that.
-    runs = runs_of([setting(size, num_gpus=n) for size in SIZES for n in (1, 2, 4)], lambda one: 1.0 + one.batch_size)
-    regression = fit_regression(runs)
-    near, far, inside = (regression.predict(setting(SIZES[0], num_gpus=n)).time for n in (8, 32, 2))
-    assert near is not None
-    assert far is not None
-    assert inside is not None
-    half = 1.645 * 0.4 * math.log(2)
-    assert (near.high / near.middle - 1) == pytest.approx(half, rel=1e-3)
-    assert (far.high / far.middle - 1) == pytest.approx(3 * half, rel=1e-3)
-    assert (inside.high / inside.middle - 1) < 1e-6
-
-
-def test_bandwidth_separates_memory_bound_gpus() -> None:
+def test_bandwidth_separates_memory_bound_gpus_and_constant_times_are_no_term() -> None:
     # Bound by memory: batch / bandwidth. The L4 computes nearly as fast as the A100, and has a fifth of its bandwidth.
     gpus = ("P4", "T4", "P100-PCIe-16GB", "V100-PCIe-32GB")
     known = {name: gpu(name).dram_bytes_per_second for name in (*gpus, "L4")}
@@ -342,9 +333,6 @@ def test_bandwidth_separates_memory_bound_gpus() -> None:
     unnamed = RunSetting(iterations=100, batch_size=64, flops_per_second=1e13)
     with pytest.raises(InvalidArgumentError, match="GPUs that differ in their memory bandwidth; name the GPU"):
         fit_regression(runs).predict(unnamed)
-
-
-def test_time_of_a_sample_that_no_gpu_shortens_is_no_term() -> None:
     # Three GPUs of nearly the same power, and times of the batch size alone: a faster GPU is still predicted as faster.
     settings = [setting(size, power) for size in SIZES for power in (8.0e12, 8.1e12, 8.2e12)]
     runs = runs_of(settings, lambda one: 0.01 * one.batch_size)
@@ -352,7 +340,7 @@ def test_time_of_a_sample_that_no_gpu_shortens_is_no_term() -> None:
     assert fit_regression(runs).predict(asked).seconds == pytest.approx(100 * 0.01 * 64 * 8.1 / 32, rel=0.05)
 
 
-def test_terms_of_two_variables() -> None:
+def test_terms_of_two_variables_and_inverted_ones_by_hand() -> None:
     assert [term.name for term in terms_of(["batch_size", "threads"])] == [
         "batch_size",
         "1 / batch_size",
@@ -362,6 +350,14 @@ def test_terms_of_two_variables() -> None:
         "batch_size / threads",
         "threads / batch_size",
         "1 / batch_size / threads",
+    ]
+    terms = terms_of(["batch_size", "flops_per_second"])
+    assert [term.name for term in terms] == [
+        "batch_size",
+        "1 / batch_size",
+        "1 / flops_per_second",
+        "batch_size / flops_per_second",
+        "1 / batch_size / flops_per_second",
     ]
 
 
@@ -377,14 +373,3 @@ def test_terms_exclude_inverted_zeros_products_of_rates_and_inner_squares() -> N
     terms = terms_of(["batch_size", "flops_per_second"], squared=["batch_size"])
     assert [term.name for term in terms][-2:] == ["batch_size^2", "batch_size^2 / flops_per_second"]
     assert not any("^" in term.name for term in terms_of(["batch_size"], degree=1, squared=["batch_size"]))
-
-
-def test_only_inverted_variable_is_inverted_in_every_product() -> None:
-    terms = terms_of(["batch_size", "flops_per_second"])
-    assert [term.name for term in terms] == [
-        "batch_size",
-        "1 / batch_size",
-        "1 / flops_per_second",
-        "batch_size / flops_per_second",
-        "1 / batch_size / flops_per_second",
-    ]

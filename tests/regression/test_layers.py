@@ -46,7 +46,7 @@ def step(*operations: Operation, device: str = "cuda", gpu: str | None = "Tesla 
 FITTED = step(matrix_product(256), matrix_product(512), matrix_product(1024), relu(1000), relu(4_000_000))
 
 
-def test_a_network_is_the_sum_of_its_layers() -> None:
+def test_network_is_the_sum_of_its_layers_and_biases_make_no_kind() -> None:
     regression = fit_layers(layers_of(FITTED))
     other = step(
         matrix_product(768, gpu=False), matrix_product(2048, gpu=False), relu(9000, gpu=False), device="cpu", gpu=None
@@ -58,19 +58,16 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     ((kind, times),) = prediction.beyond.items()
     assert kind == "linear (float32, forward)"
     assert times == pytest.approx(8)  # 2,048 is twice 1,024, to the third power
-
-
-def test_a_bias_and_a_first_layer_make_no_kind_of_their_own() -> None:
     with torch.device("meta"):
         models = [nn.Conv2d(3, 8, 3, bias=bias) for bias in (False, True)]
         images = torch.empty(2, 3, 32, 32)
     kinds = []
     for model in models:
 
-        def step(model: nn.Module = model) -> None:
+        def trained(model: nn.Module = model) -> None:
             model(images).sum().backward()
 
-        trace = lp.capture(step)
+        trace = lp.capture(trained)
         kinds.append({layer.kind for layer in layers_of(trace, [1.0] * len(work_items(trace))) if "conv" in layer.kind})
     assert kinds[0] == kinds[1] == {"conv2d (tf32, forward)", "conv2d (tf32, backward)"}
 
@@ -84,7 +81,7 @@ def test_kinds_without_a_recording_are_counted_per_dtype_and_phase() -> None:
     assert (prediction.layers, prediction.unknown) == (0, {"linear (float16, forward)": 1})
 
 
-def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
+def test_layers_of_one_size_give_a_mean_rate_and_products_wait_for_bytes_and_flops() -> None:
     kind = "linear (float32, forward)"
     fitted = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines[kind]
     assert fitted.intercept == 0.0
@@ -93,6 +90,14 @@ def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
     small, large = 2 * 256**3, 2 * 512**3  # least squares through the origin: the sum of c t over the sum of c squared
     assert line.intercept == 0.0
     assert line.per_flop == pytest.approx((small * 2 + large) / (small**2 + large**2))
+    # A line over FLOPs alone had the rate of small batches, which read the weights, for large batches, too.
+    layers = [
+        TimedLayer("linear", moved, 1e-6 + 1e-9 * moved + 1e-12 * flops, flops)
+        for moved, flops in ((1e3, 2e6), (1e6, 4e6), (2e3, 8e6), (2e6, 9e6))
+    ]
+    line = fit_layers(layers).lines["linear"]
+    assert (line.intercept, line.per_byte, line.per_flop) == pytest.approx((1e-6, 1e-9, 1e-12), rel=1e-6)
+    assert line.seconds(TimedLayer("linear", 1e3, 0.0, 1e12)) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_falling_or_negative_lines_take_another_slope_or_go_through_the_origin() -> None:
@@ -107,17 +112,6 @@ def test_falling_or_negative_lines_take_another_slope_or_go_through_the_origin()
     line = fit_layers(layers).lines["add"]
     assert line.intercept == 0.0
     assert line.per_byte == pytest.approx(7e-12 / 5)
-
-
-def test_a_product_waits_for_its_bytes_and_its_flops() -> None:
-    """A line over FLOPs alone had the rate of small batches, which read the weights, for large batches, too."""
-    layers = [
-        TimedLayer("linear", moved, 1e-6 + 1e-9 * moved + 1e-12 * flops, flops)
-        for moved, flops in ((1e3, 2e6), (1e6, 4e6), (2e3, 8e6), (2e6, 9e6))
-    ]
-    line = fit_layers(layers).lines["linear"]
-    assert (line.intercept, line.per_byte, line.per_flop) == pytest.approx((1e-6, 1e-9, 1e-12), rel=1e-6)
-    assert line.seconds(TimedLayer("linear", 1e3, 0.0, 1e12)) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_recorded_calls_of_a_cpu_are_layers_but_calls_without_kernels_are_not() -> None:

@@ -80,14 +80,11 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_database_of_mlflow(database: Path) -> None:
+def test_databases_of_mlflow_are_read_and_others_refused(database: Path, tmp_path: Path) -> None:
     table = read_runs(database, columns={"batch_size": "params.bs"})
     (run,) = table.runs
     assert (run.seconds, run.setting.batch_size, run.setting.iterations, run.setting.gpu) == (210.5, 64, 1000, "T4")
     assert table.notes == ("1 of 2 runs did not run to their end, and are left out.",)
-
-
-def test_a_database_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "photos.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE photos (id INT)")

@@ -54,7 +54,7 @@ def test_single_feature_enters_by_the_t_test_of_its_correlation() -> None:
         assert (len(fit.selected) == 1) is enters
 
 
-def test_feature_leaves_once_others_explain_the_target() -> None:
+def test_collinear_features_stay_out_and_explained_ones_leave() -> None:
     # s = a + b + a little explains y = a + b best at first; with a and b in the model it explains nothing more.
     draw = np.random.default_rng(0)
     a, b, error = draw.normal(size=(3, 100))
@@ -62,9 +62,6 @@ def test_feature_leaves_once_others_explain_the_target() -> None:
     features = np.column_stack([a + b + 0.3 * error, a, b])
     assert fit_stepwise(features, target, max_features=1).selected == (0,)
     assert sorted(fit_stepwise(features, target).selected) == [1, 2]
-
-
-def test_collinear_and_constant_features_do_not_enter() -> None:
     features, target = example(40, 0.1)
     doubled = np.column_stack([features, 3 * features[:, 1] + 7, np.full(40, 2.0)])
     selected = fit_stepwise(doubled, target).selected
@@ -94,16 +91,13 @@ def test_non_negative_feature_that_turns_negative_leaves() -> None:
     assert dict(zip(free.selected, free.coefficients, strict=True)) == pytest.approx({0: -1, 1: 7, 2: 2})
 
 
-def test_negative_intercept_can_be_excluded() -> None:
+def test_negative_intercept_can_be_excluded_and_few_rows_give_the_mean() -> None:
     # Through (1, 1), (2, 4), (3, 9) the line is -10/3 + 4x; through the origin it has slope (1 + 8 + 27) / 14.
     x, y = np.array([[1.0], [2.0], [3.0]]), np.array([1.0, 4.0, 9.0])
     assert fit_stepwise(x, y, p_enter=0.5, p_remove=0.5).intercept == pytest.approx(-10 / 3)
     fit = fit_stepwise(x, y, p_enter=0.5, p_remove=0.5, non_negative_intercept=True)
     assert (fit.intercept, fit.coefficients.tolist()) == (0.0, [pytest.approx(36 / 14)])
     assert fit.covariance == pytest.approx(np.array([[0, 0], [0, 1 / 14]]))
-
-
-def test_too_few_rows_for_a_t_test_give_the_mean() -> None:
     fit = fit_stepwise(np.array([[1.0], [2.0]]), np.array([1.0, 3.0]))
     assert fit.selected == ()
     assert fit.intercept == pytest.approx(2.0)

@@ -155,7 +155,7 @@ def test_longer_measured_step_is_never_a_shorter_prediction(
         assert short[gpu].seconds <= long[gpu].seconds * (1 + 1e-4)  # as far as the host's factor is solved for
 
 
-def test_python_work_counts_on_every_gpu() -> None:
+def test_python_and_untimed_host_work_count_on_every_gpu() -> None:
     # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4; the host waits for them.
     trace = recorded(400, 70e-6, python=0.03, steps=(0.0584,))
     steps = predicted(replace(trace, waits=(wait_to_end(0.03),)))
@@ -170,6 +170,17 @@ def test_python_work_counts_on_every_gpu() -> None:
         )
         assert step.low_seconds > 0.03 / SURROGATE_SPREAD  # a profiler without stacks does not slow Python code
     assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
+    # Hooks of 20 ms that no operation accounts for: the device, of 28.4 ms, hides them, and BIG's, of 14.4, does not.
+    trace = in_a_loop(recorded(400, 70e-6), host=1.0)
+    (host,), (isolated,) = trace.host_seconds_unprofiled, trace.step_seconds
+    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(isolated + 0.02,))
+    steps = predicted(longer)
+    # The host may first be as slow as under the profiler: 400 operations of 12 us at 2.2 instead of 1.
+    added = 0.02 - 400 * 12e-6 * (SLOWER - 1)
+    assert calibrated(longer).added_host_seconds * SLOWER == pytest.approx(added)
+    assert steps["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
+    assert steps["BIG"].seconds == pytest.approx(host + 0.02)
+    assert steps["BIG"].bound_by == "host"
 
 
 @pytest.mark.parametrize("gpu", ["BIG", "LIKE-SMALL"])
@@ -247,11 +258,18 @@ def test_profiled_host_is_faster_by_the_slowdown_of_profilers() -> None:
     assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
 
 
-def test_without_measured_kernels_only_the_assumed_host_applies() -> None:
+def test_unprofiled_or_assumed_host_applies_without_kernels() -> None:
     trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
     timed = predict_work_times(trace, [SMALL], origin=None, models=MODELS)
     assert calibrate_step(trace, timed, None, Host(2.0)).host.factor == 2
     assert calibrated(trace).residual_seconds == 0
+    trace = recorded(100, 10e-6)
+    shapes = tuple(replace(operation, kernels=(), host_start_seconds=None) for operation in trace.operations)
+    without = replace(trace, operations=shapes)
+    median = predicted(without)["BIG"].host_seconds
+    read = predicted(replace(without, host_seconds_unprofiled=(median / 2,)))["BIG"]
+    assert read.host_seconds == pytest.approx(median / 2)
+    assert not any("Host assumed" in note for note in read.notes)
 
 
 def in_a_loop(trace: Trace, *, host: float) -> Trace:
@@ -329,30 +347,6 @@ def test_short_wait_is_kept_and_a_host_that_waits_to_the_end_is_not_calibrated()
     trace = replace(trace, waits=(wait_to_end(0.0),), step_seconds=(0.0284,), host_seconds_unprofiled=(0.0284,))
     assert calibrated(trace).host.factor == 1
     assert calibrated(trace).added_host_seconds == pytest.approx(0, abs=2e-5)
-
-
-def test_host_time_without_operations_counts_on_every_gpu() -> None:
-    # Hooks of 20 ms that no operation accounts for: the device, of 28.4 ms, hides them, and BIG's, of 14.4, does not.
-    trace = in_a_loop(recorded(400, 70e-6), host=1.0)
-    (host,), (isolated,) = trace.host_seconds_unprofiled, trace.step_seconds
-    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(isolated + 0.02,))
-    steps = predicted(longer)
-    # The host may first be as slow as under the profiler: 400 operations of 12 us at 2.2 instead of 1.
-    added = 0.02 - 400 * 12e-6 * (SLOWER - 1)
-    assert calibrated(longer).added_host_seconds * SLOWER == pytest.approx(added)
-    assert steps["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
-    assert steps["BIG"].seconds == pytest.approx(host + 0.02)
-    assert steps["BIG"].bound_by == "host"
-
-
-def test_unprofiled_host_time_counts_without_kernels() -> None:
-    trace = recorded(100, 10e-6)
-    shapes = tuple(replace(operation, kernels=(), host_start_seconds=None) for operation in trace.operations)
-    without = replace(trace, operations=shapes)
-    median = predicted(without)["BIG"].host_seconds
-    read = predicted(replace(without, host_seconds_unprofiled=(median / 2,)))["BIG"]
-    assert read.host_seconds == pytest.approx(median / 2)
-    assert not any("Host assumed" in note for note in read.notes)
 
 
 def test_note_if_step_is_far_shorter_than_its_kernels() -> None:

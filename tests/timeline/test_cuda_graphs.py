@@ -31,7 +31,7 @@ def test_recorded_graph_is_synthetic_and_its_launch_is_measured() -> None:
     assert own.launch == pytest.approx(42e-6 / PROFILER_SLOWDOWN)
 
 
-def test_graph_is_one_operation_with_one_launch() -> None:
+def test_graph_is_one_operation_with_one_launch_and_its_cost() -> None:
     trace = import_trace(FILE)
     copy, replay = trace.operations
     assert (copy.name, len(copy.kernels)) == ("aten::copy_", 1)
@@ -43,6 +43,16 @@ def test_graph_is_one_operation_with_one_launch() -> None:
         "CUDA graphs: 1 with 40 kernels, 99.6% of the device time. Each costs the host one launch. The trace has no "
         "shapes of their kernels. By name, products are scaled by the rates of both GPUs, all others by bandwidth."
     )
+    result = lp.predict(import_trace(FILE), ["A100-SXM-40GB", "H100-SXM-80GB"])
+    own, other = result.values()
+    assert own.device_seconds == pytest.approx(482e-6)
+    assert own.iteration_seconds == pytest.approx(482e-6, rel=0.01)
+    assert own.host_seconds < 41 * 8e-6  # one copy and one launch, and what follows; the copy's launch alone takes 8 us
+    # 20 kernels bound by memory, 1,555 GB/s against 3,350 GB/s, and 20 float32 products by their rates.
+    # Each but for its start of 2 us, and the copy of 2.
+    rates = [sustained_flops(gpu(name), "float32") for name in ("A100-SXM-40GB", "H100-SXM-80GB")]
+    seconds = 2e-6 + 20 * (2e-6 + 10e-6 * 1555 / 3350) + 20 * (2e-6 + 10e-6 * rates[0] / rates[1])
+    assert other.device_seconds == pytest.approx(seconds, rel=0.01)
 
 
 def test_kernels_of_one_launch_run_in_sequence_and_bound_the_device() -> None:
@@ -61,16 +71,3 @@ def test_kernels_of_one_launch_run_in_sequence_and_bound_the_device() -> None:
     result = simulate_timeline(launch_schedule([both], gpus=1), HOST, steps=1)
     # Launched at 8 and at 8 + T5 + T4 = 17.
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 11, 19, 20])
-
-
-def test_replayed_graph_has_no_cost_of_single_launches() -> None:
-    result = lp.predict(import_trace(FILE), ["A100-SXM-40GB", "H100-SXM-80GB"])
-    own, other = result.values()
-    assert own.device_seconds == pytest.approx(482e-6)
-    assert own.iteration_seconds == pytest.approx(482e-6, rel=0.01)
-    assert own.host_seconds < 41 * 8e-6  # one copy and one launch, and what follows; the copy's launch alone takes 8 us
-    # 20 kernels bound by memory, 1,555 GB/s against 3,350 GB/s, and 20 float32 products by their rates.
-    # Each but for its start of 2 us, and the copy of 2.
-    rates = [sustained_flops(gpu(name), "float32") for name in ("A100-SXM-40GB", "H100-SXM-80GB")]
-    seconds = 2e-6 + 20 * (2e-6 + 10e-6 * 1555 / 3350) + 20 * (2e-6 + 10e-6 * rates[0] / rates[1])
-    assert other.device_seconds == pytest.approx(seconds, rel=0.01)

@@ -69,7 +69,7 @@ def test_kinds_are_weighted_by_share_and_batches() -> None:
     assert weighted_kinds(mixed)[1] == pytest.approx((2 / 5, 6 / 5))
 
 
-def test_prediction_is_mean_of_kinds() -> None:
+def test_prediction_is_mean_of_kinds_on_one_and_several_gpus_and_in_half_precision() -> None:
     row = lp.predict(MIXED, ["T4"], iterations=1000, usd_per_hour=0.36)["T4"]
     product = lp.predict(replace(ONE, step_seconds=()), ["T4"])["T4"]
     # 4/5 of one product and 1/5 of six: 2 products.
@@ -82,9 +82,6 @@ def test_prediction_is_mean_of_kinds() -> None:
     least = lp.predict(ONE, ["T4"])["T4"].memory_bytes
     assert known(row.memory_bytes) - known(least) == 2**31
     assert sum(row.coverage.values()) == pytest.approx(1.0)
-
-
-def test_prediction_on_several_gpus_is_mean_of_kinds() -> None:
     backward = replace(PRODUCT, phase="backward")
     one, six = (replace(trace, operations=(*trace.operations, backward)) for trace in (ONE, SIX))
     mixed = replace(one, other_steps=(OtherStep(share=0.2, trace=six),))
@@ -92,6 +89,11 @@ def test_prediction_on_several_gpus_is_mean_of_kinds() -> None:
     expected = 0.8 * kinds[0].iteration_seconds + 0.2 * kinds[1].iteration_seconds
     assert mean.iteration_seconds == pytest.approx(expected)
     assert mean.communication_seconds == pytest.approx(kinds[0].communication_seconds)
+    half, *whole = (
+        what_if("bf16-mixed", trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds
+        for trace in (replace(MIXED, step_seconds=()), ONE, SIX)
+    )
+    assert half == pytest.approx(0.8 * whole[0] + 0.2 * whole[1])
 
 
 def test_measured_mean_note_and_fingerprint_depend_on_the_kinds() -> None:
@@ -109,7 +111,7 @@ def test_measured_mean_note_and_fingerprint_depend_on_the_kinds() -> None:
     assert "secret" not in repr(anonymised(MIXED))
 
 
-def test_mean_of_steps_by_hand() -> None:
+def test_means_of_steps_and_checks_by_hand() -> None:
     long = iteration(20.0, coverage={"roofline": 1.0}, host_seconds=6.0, notes=("a", "b"), optimizer_seconds=5.0)
     mean = mean_step([iteration(5.0, notes=("a",)), long], [0.8, 0.2])
     assert (mean.seconds, mean.low_seconds, mean.high_seconds) == (8.0, 4.0, 16.0)
@@ -118,14 +120,11 @@ def test_mean_of_steps_by_hand() -> None:
     # Half of the device's time: 0.8 x 5 s and 0.2 x 20 s.
     assert mean.coverage == {"mlp": 0.5, "roofline": 0.5}
     assert mean.notes == ("a", "b")
-
-
-def test_mean_of_one_step_is_that_step_and_of_checks_their_mean() -> None:
     step = iteration(5.0)
     assert mean_step([step], [1.0]) is step
     short = SameGpuCheck(gpu="T4", measured_seconds=5.0, predicted_seconds=4.0, bound_by="host")
-    long = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
-    check = mean_check([short, long], [0.8, 0.2])
+    slow = SameGpuCheck(gpu="T4", measured_seconds=50.0, predicted_seconds=40.0, bound_by="device")
+    check = mean_check([short, slow], [0.8, 0.2])
     assert check == SameGpuCheck(gpu="T4", measured_seconds=14.0, predicted_seconds=11.2, bound_by="device")
     assert mean_check([short, None], [0.8, 0.2]) is None
 
@@ -146,11 +145,3 @@ def test_verdicts_are_weighted_by_step_time(unit: float) -> None:
     assert found.gain == pytest.approx(0.375)
     assert list(found.critical_path) == ["body", "head"]
     assert found.critical_path == pytest.approx({"body": 0.75, "head": 0.25})
-
-
-def test_change_of_precision_applies_to_every_kind() -> None:
-    half, one, six = (
-        what_if("bf16-mixed", trace, ["H100-SXM-80GB"])["H100-SXM-80GB"].iteration_seconds
-        for trace in (replace(MIXED, step_seconds=()), ONE, SIX)
-    )
-    assert half == pytest.approx(0.8 * one + 0.2 * six)

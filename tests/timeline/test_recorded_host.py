@@ -100,7 +100,7 @@ def test_short_pauses_are_framework_time_and_each_operation_has_its_own() -> Non
     assert own.between_operations * 1e6 == pytest.approx(0.9 * PYTHON_SECONDS * 1e6 / SLOWER)
 
 
-def test_python_work_before_between_and_after_operations_counts() -> None:
+def test_python_work_counts_and_synchronizations_are_waits() -> None:
     # 3,000 before the first operation, 20,000 between the two, and 4,000 after the second, when the device is done.
     recorded = trace(launching(3_000), launching(23_020), window=27_040)
     overheads, python, waits = host(recorded)
@@ -109,18 +109,6 @@ def test_python_work_before_between_and_after_operations_counts() -> None:
     assert waits == [False, False]
     # Two operations of 20, in addition to the Python work.
     assert seconds_of(recorded) == pytest.approx(27_000 + 40 / SLOWER)
-
-
-def test_wait_of_recorder_at_end_of_step_does_not_count() -> None:
-    # The device is busy until 5,000; the rest of the recorder's window until then is a wait.
-    busy = operation(0, 20, kernel(8, 6, start=16, seconds=4_984))
-    assert seconds_of(trace(busy, window=5_010)) == pytest.approx(20 / SLOWER + 10)
-    around = trace(launching(510), waits=(wait(5, 500), wait(540, 300)), window=850)
-    assert host(around)[2] == [False]
-    assert seconds_of(around) == pytest.approx(30 / SLOWER + 20)
-
-
-def test_synchronization_is_a_wait_of_the_operation_before() -> None:
     # After the first of three operations, from 30 to 2,030. The loader's wait from 2,060 to 2,560 is not of the device.
     recorded = trace(
         launching(0), launching(2_040), launching(2_580), waits=(wait(30, 2_000), wait(2_062, 500, "loader"))
@@ -133,6 +121,25 @@ def test_synchronization_is_a_wait_of_the_operation_before() -> None:
     (own, _), _, waits = host(trace(launching(0, length=1_020), launching(1_030), waits=(wait(14, 1_000),)))
     assert own.after_last_launch * 1e6 == pytest.approx(6 / SLOWER)
     assert waits == [True, False]
+    # The copy ends at 900; its launch has ended at 44.
+    read = kernel(38, 6, start=899, seconds=1, name="Memcpy DtoH (Device -> Pinned)")
+    recorded = trace(launching(0), operation(30, 890, read, name="aten::_local_scalar_dense"))
+    assert host(recorded)[2] == [False, True]
+    assert seconds_of(recorded) < 100
+    # Launched at 14, the kernel runs from 40 to 70; of the 86 until the operation ends at 100, 56 are the device's.
+    (overhead,) = host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item")))[0]
+    assert overhead.after_last_launch == pytest.approx((86 - 56) / SLOWER * 1e-6)
+    on_cpu = trace(launching(0), operation(30, 5, name="aten::_local_scalar_dense"))
+    assert host(on_cpu)[2] == [False, False]
+
+
+def test_wait_of_recorder_at_end_of_step_does_not_count() -> None:
+    # The device is busy until 5,000; the rest of the recorder's window until then is a wait.
+    busy = operation(0, 20, kernel(8, 6, start=16, seconds=4_984))
+    assert seconds_of(trace(busy, window=5_010)) == pytest.approx(20 / SLOWER + 10)
+    around = trace(launching(510), waits=(wait(5, 500), wait(540, 300)), window=850)
+    assert host(around)[2] == [False]
+    assert seconds_of(around) == pytest.approx(30 / SLOWER + 20)
 
 
 USUAL = [launching(30 * number) for number in range(9)]
@@ -164,19 +171,6 @@ def test_copy_of_pageable_memory_blocks_host(name: str, length: float, launch: f
     recorded = trace(*USUAL, operation(270, length, copied, name="aten::_to_copy"))
     assert host(recorded)[2] == [False] * 9 + [waits]
     assert seconds_of(recorded) < 400
-
-
-def test_reading_a_device_value_waits_for_its_kernel() -> None:
-    # The copy ends at 900; its launch has ended at 44.
-    read = kernel(38, 6, start=899, seconds=1, name="Memcpy DtoH (Device -> Pinned)")
-    recorded = trace(launching(0), operation(30, 890, read, name="aten::_local_scalar_dense"))
-    assert host(recorded)[2] == [False, True]
-    assert seconds_of(recorded) < 100
-    # Launched at 14, the kernel runs from 40 to 70; of the 86 until the operation ends at 100, 56 are the device's.
-    (overhead,) = host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item")))[0]
-    assert overhead.after_last_launch == pytest.approx((86 - 56) / SLOWER * 1e-6)
-    on_cpu = trace(launching(0), operation(30, 5, name="aten::_local_scalar_dense"))
-    assert host(on_cpu)[2] == [False, False]
 
 
 def test_kernels_without_recorded_launches_take_no_host_time() -> None:

@@ -35,7 +35,7 @@ def test_check_predicts_gpu_in_use_from_shapes_alone_or_not_at_all() -> None:
     assert same_gpu_check(replace(trace, compiled=True), SMALL, MODELS) is None
 
 
-def test_device_is_corrected_by_part_of_error() -> None:
+def test_device_is_corrected_by_part_of_the_error_and_the_host_by_all() -> None:
     trace = cuda_trace(2 * PREDICTED)
     check = known(same_gpu_check(trace, SMALL, MODELS))
     assert check.device_factor == pytest.approx(2**EXPONENT)
@@ -51,9 +51,6 @@ def test_device_is_corrected_by_part_of_error() -> None:
         f"Other GPUs: the device's time is corrected by a factor of {2**EXPONENT:.2f}, as the step takes "
         "2.00 times as long on SMALL as predicted.",
     )
-
-
-def test_host_is_corrected_by_whole_error() -> None:
     expected = 100 * HostModel().overheads("forward", None, LIBRARY_SECONDS["aten::mm"]).total_seconds(launches=1)
     trace = replace(cuda_trace(3 * expected), operations=(product(TINY),) * 100)
     check = known(same_gpu_check(trace, SMALL, MODELS))

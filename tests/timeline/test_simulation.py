@@ -73,7 +73,7 @@ def test_step_time_by_hand(operations: list[HostOperation], steps: int, expected
     assert microseconds(run(*operations, steps=steps)) == pytest.approx(expected)
 
 
-def test_device_and_host_time_exclude_waits() -> None:
+def test_waits_do_not_count_kernels_have_gaps_and_speed_shortens_them() -> None:
     overlapping = run(work(100), work(30))
     assert float(overlapping.active_seconds[0]) * 1e6 == pytest.approx(130)
     assert overlapping.host_seconds * 1e6 == pytest.approx(20)
@@ -83,6 +83,18 @@ def test_device_and_host_time_exclude_waits() -> None:
     result = run(work(1), work(50))
     np.testing.assert_allclose(result.waiting[0] * 1e6, [10, 9])
     np.testing.assert_allclose(result.busy[0] * 1e6, [1, 50])
+    # Starts at 10; 100, a gap of 1, 30 and a gap of 1 for each.
+    result = run(work(100), work(30), gap=1)
+    assert microseconds(result) == pytest.approx(10 + 100 + 1 + 30 + 1)
+    np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 111])
+    np.testing.assert_allclose(result.kernel_seconds[0] * 1e6, [100, 30])
+    assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
+    assert float(result.active_with_gaps_seconds[0]) * 1e6 == pytest.approx(132)
+    late = [run(work(1), work(1), steps=3, gap=gap) for gap in (0, 1)]  # late launches leave no queue
+    assert microseconds(late[0]) == pytest.approx(microseconds(late[1]))
+    fast, short = simulate_timeline(launch_schedule([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
+    assert microseconds(fast) == microseconds(short) == pytest.approx(10 + 65)
+    np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
 
 
 def test_gpus_and_streams_are_simulated_separately() -> None:
@@ -94,12 +106,6 @@ def test_gpus_and_streams_are_simulated_separately() -> None:
     assert len({_number(queue, main) for queue in queues} | {COMPUTE_STREAM}) == len(queues) + 1
 
 
-def test_speed_equals_shorter_kernels() -> None:
-    fast, short = simulate_timeline(launch_schedule([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
-    assert microseconds(fast) == microseconds(short) == pytest.approx(10 + 65)
-    np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
-
-
 KERNELS = st.lists(st.floats(0.1, 500), max_size=3)
 
 
@@ -109,18 +115,6 @@ def test_step_is_between_longer_queue_and_sum_of_queues(steps: list[tuple[list[f
     seconds, device, host = result.seconds[0], result.active_seconds[0], result.host_seconds
     idle_starts = (1 + sum(waits for _, waits in steps)) * START * 1e-6
     assert max(device, host) * (1 - 1e-9) <= seconds <= (device + host + idle_starts) * (1 + 1e-9)
-
-
-def test_queued_kernels_have_gaps_between_them() -> None:
-    # Starts at 10; 100, a gap of 1, 30 and a gap of 1 for each.
-    result = run(work(100), work(30), gap=1)
-    assert microseconds(result) == pytest.approx(10 + 100 + 1 + 30 + 1)
-    np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 111])
-    np.testing.assert_allclose(result.kernel_seconds[0] * 1e6, [100, 30])
-    assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
-    assert float(result.active_with_gaps_seconds[0]) * 1e6 == pytest.approx(132)
-    late = [run(work(1), work(1), steps=3, gap=gap) for gap in (0, 1)]  # late launches leave no queue
-    assert microseconds(late[0]) == pytest.approx(microseconds(late[1]))
 
 
 @given(st.lists(KERNELS, min_size=1, max_size=20), st.floats(1, 3))

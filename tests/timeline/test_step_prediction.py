@@ -217,14 +217,11 @@ def microseconds(*operations: Operation, waits: tuple[HostWait, ...] = ()) -> fl
     return step.seconds * 1e6
 
 
-def test_recorded_overheads_give_step_time() -> None:
+def test_recorded_overheads_and_waits_give_step_time() -> None:
     # T1 + T2 + T4 + T5 + T4 + T3 = 24 for each of three operations, whose kernels of 1 are done long before.
     assert microseconds(*(profiled(n, 2) for n in range(3))) == pytest.approx(3 * (T1 + T2 + T4 + T5 + T4 + T3))
     # Six kernels of 50, launched well ahead, and a gap behind each.
     assert microseconds(*(profiled(n, 100) for n in range(3))) == pytest.approx(6 * (50 + GAP))
-
-
-def test_recorded_wait_for_device_gives_step_time() -> None:
     # Launched at T1 + T2 + T4 = 15, two kernels of 50 run from 17 until 119. Reading the result is a call of 9 that
     # synchronizes: the host is done with it at 24 + T1 + 9 = 38, and then waits until 119, where the next step begins.
     read = Operation(

@@ -144,7 +144,7 @@ def test_all_of_it_ends_in_time(tmp_path: Path, entry: ManifestEntry, kind: str)
         assert server.answered == []  # no process waited for its end
 
 
-def test_timeout_covers_all_downloads(tmp_path: Path, entry: ManifestEntry) -> None:
+def test_timeout_covers_all_downloads_and_redirections_are_counted(tmp_path: Path, entry: ManifestEntry) -> None:
     now = [0.0]
     with serving(tmp_path) as server:
         fetched = Download(address_of(server.url), seconds=20.0, clock=lambda: now[0])
@@ -153,6 +153,14 @@ def test_timeout_covers_all_downloads(tmp_path: Path, entry: ManifestEntry) -> N
         with pytest.raises(WeightsDownloadError, match="it took more than the 20 s that there are for all downloads"):
             fetched.file(T4, entry)
     assert server.requests == [MANIFEST_NAME]
+    (tmp_path / "elsewhere").mkdir()
+    publish(tmp_path / "elsewhere", "T4", bias=1.0)
+    with serving(tmp_path / "elsewhere") as other, serving(tmp_path) as server:
+        server.redirect = f"{other.url}/{MANIFEST_NAME}"
+        assert download(server).manifest().files[T4] != entry
+        other.redirect = f"{other.url}/{MANIFEST_NAME}"
+        with pytest.raises(WeightsDownloadError, match="in 1 attempt: more than 3 redirections"):
+            download(server).manifest()
 
 
 def test_refused_connection_and_page_that_is_no_manifest_are_errors(tmp_path: Path) -> None:
@@ -178,17 +186,6 @@ def test_a_redirection_to_what_cannot_be_trusted_is_not_followed(
     with serving(tmp_path) as server:
         server.redirect = target
         with pytest.raises(WeightsDownloadError, match=r"in 1 attempt: it sends to|in 3 attempts: ValueError"):
-            download(server).manifest()
-
-
-def test_redirections_are_followed_and_counted(tmp_path: Path, entry: ManifestEntry) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    publish(tmp_path / "elsewhere", "T4", bias=1.0)
-    with serving(tmp_path / "elsewhere") as other, serving(tmp_path) as server:
-        server.redirect = f"{other.url}/{MANIFEST_NAME}"
-        assert download(server).manifest().files[T4] != entry
-        other.redirect = f"{other.url}/{MANIFEST_NAME}"
-        with pytest.raises(WeightsDownloadError, match="in 1 attempt: more than 3 redirections"):
             download(server).manifest()
 
 

@@ -17,7 +17,7 @@ from lightning_predict.weights.store import BUNDLED
 from tests.weights.example import weights
 
 
-def test_weights_round_trip(tmp_path: Path) -> None:
+def test_weights_round_trip_also_with_their_bytes_together_and_rounded(tmp_path: Path) -> None:
     path = tmp_path / "T4.safetensors"
     written = weights("T4", bias=0.5)
     write_weights(written, path)
@@ -32,16 +32,17 @@ def test_weights_round_trip(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one.bias, other.bias)
         assert other.weight.dtype == np.float32
 
-
-def test_weights_whose_bytes_are_together_are_read(tmp_path: Path) -> None:
     def together(tensors: dict[str, Any]) -> None:  # as files were before 0.1.0
         for key in [name.removeprefix("low/") for name in tensors if name.startswith("low/")]:
             low, high = tensors.pop(f"low/{key}").astype(np.uint16), tensors.pop(f"high/{key}").astype(np.uint16)
             tensors[key] = (high << 8 | low).view(np.float16)
 
-    read = read_weights(rewritten(tmp_path / "T4.safetensors", tensors=together)).families["toy"]
-    for one, other in zip(weights("T4").families["toy"].layers, read.layers, strict=True):
+    earlier = read_weights(rewritten(tmp_path / "T4.safetensors", tensors=together)).families["toy"]
+    for one, other in zip(weights("T4").families["toy"].layers, earlier.layers, strict=True):
         np.testing.assert_array_equal(one.weight, other.weight)
+    # Seven bits of the mantissa stay: steps of 1/128 between 1 and 2.
+    values = np.array([1.0, 1 + 1 / 512, 1 + 1 / 256, 1 + 3 / 256, -1 - 1 / 200], dtype=np.float32)
+    assert as_stored(values).tolist() == [1.0, 1.0, 1.0, 1 + 2 / 128, -1 - 1 / 128]
 
 
 def test_same_weights_have_the_same_bytes_and_a_wrong_hash_is_named(tmp_path: Path) -> None:
@@ -234,9 +235,3 @@ def test_shipped_weights_end_in_zero_bits_which_the_wheel_packs(path: Path) -> N
         assert not name.startswith("low/") or not (tensor & 0b111).any(), name
     layers = [layer.weight for family in read_weights(path).families.values() for layer in family.layers]
     assert all(np.array_equal(as_stored(weight), weight) for weight in layers)
-
-
-def test_stored_weights_are_rounded_to_the_nearest() -> None:
-    # Seven bits of the mantissa stay: steps of 1/128 between 1 and 2.
-    values = np.array([1.0, 1 + 1 / 512, 1 + 1 / 256, 1 + 3 / 256, -1 - 1 / 200], dtype=np.float32)
-    assert as_stored(values).tolist() == [1.0, 1.0, 1.0, 1 + 2 / 128, -1 - 1 / 128]

@@ -72,14 +72,11 @@ def test_folder_without_a_manifest_or_with_an_older_releases_blends_is_read(tmp_
     assert bias(load_weights(["T4"], tmp_path / "mine").gpus["T4"]) == 2.0
 
 
-def test_a_file_that_its_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_unnamed_files_and_weights_of_another_gpu_are_refused(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", "L4")
     publish(tmp_path / "mine", "T4")  # the manifest now names T4 alone
     with pytest.raises(WeightsFormatError, match=r"L4\.safetensors is not named in .*manifest\.json"):
         load_weights(["L4"], tmp_path / "mine")
-
-
-def test_a_file_with_the_weights_of_another_gpu_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4")
     (tmp_path / "mine" / MANIFEST_NAME).unlink()
     (tmp_path / "mine" / "T4.safetensors").rename(tmp_path / "mine" / "L4.safetensors")
