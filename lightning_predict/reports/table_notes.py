@@ -16,6 +16,7 @@ from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
+from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated
 from lightning_predict.reports.table_rows import (
@@ -159,17 +160,22 @@ def _lack(row: Prediction) -> str:
     need = row.memory
     lack = (need.memory_bytes or 0.0) - need.releasable_bytes - (need.usable_bytes or 0.0)
     if lack < NOTICEABLE * (need.usable_bytes or 0.0) and need.fit_probability is not None:
-        return f"{row.gpu} is {share(need.fit_probability)} likely to fit"
-    return f"{row.gpu} lacks {gibibytes(lack)} GiB"
+        return f"{row.gpu} is {share(need.fit_probability)} likely to fit{_freed(need)}"
+    return f"{row.gpu} lacks {gibibytes(lack)} GiB{_freed(need)}"
+
+
+def _freed(need: MemoryNeed) -> str:
+    """Return the allocator's cache that is in the cell and not in what a step needs; empty if it is little."""
+    cache = need.releasable_bytes
+    is_shown = cache >= NOTICEABLE * (need.memory_bytes or 0.0) > 0
+    return f" after torch gives back {gibibytes(cache)} GiB of its cache" if is_shown else ""
 
 
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:
     tight = []
     for row in (row for row in predictions.values() if row.memory_fit == "tight"):
-        chance, cache = row.memory.fit_probability, row.memory.releasable_bytes
-        is_shown = cache >= NOTICEABLE * (row.memory_bytes or 0.0) > 0
-        freed = f" after torch gives back {gibibytes(cache)} GiB of its cache" if is_shown else ""
-        tight.append(row.gpu if chance is None else f"{row.gpu} is {share(chance)} likely to fit{freed}")
+        chance = row.memory.fit_probability
+        tight.append(row.gpu if chance is None else f"{row.gpu} is {share(chance)} likely to fit{_freed(row.memory)}")
     if tight:
         yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 
