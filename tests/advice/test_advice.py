@@ -139,7 +139,7 @@ def test_calibrated_gain_is_a_power_up_to_the_largest_validated_gain() -> None:
     assert far.calibrated_gain(1.5) == PROVEN.calibrated_gain(1.5)
 
 
-def test_refuted_simulation_shows_no_gain(advice: lp.Advice) -> None:
+def test_refuted_simulations_show_no_gain_and_must_beat_a_constant(advice: lp.Advice) -> None:
     """On families that were kept apart, a constant gain was nearer than the simulated gain of `model.half()`."""
     for name in ("half", "bf16-true"):
         half = advice[name]
@@ -148,9 +148,6 @@ def test_refuted_simulation_shows_no_gain(advice: lp.Advice) -> None:
         assert name not in advice.metrics()
     assert not re.search(r"(half|bf16-true) \(?\d", advice.text())
     assert "half (try it: on measured pairs, a constant gain was nearer" in " ".join(advice.text(verbose=True).split())
-
-
-def test_evidence_requires_the_simulation_to_beat_a_constant() -> None:
     assert PROVEN.is_enough
     assert not PROVEN.is_refuted
     constant = replace(PROVEN, median_error=0.07)
@@ -218,7 +215,7 @@ def test_verdict_follows_from_the_interval(low: float, middle: float, high: floa
     assert _verdict(Interval(low, middle, high)) == verdict
 
 
-def test_disallowed_changes_are_listed_last() -> None:
+def test_disallowed_changes_are_last_and_inapplicable_ones_folded() -> None:
     from lightning_predict.advice.advice_text import numbered
 
     step = trained(4096)
@@ -226,6 +223,11 @@ def test_disallowed_changes_are_listed_last() -> None:
     assert [CHANGES[change.name].kind for change in numbered(plain)].index("amp") == 0
     gains = [one.gain.middle for one in numbered(every) if one.gain is not None and CHANGES[one.name].kind != "batch"]
     assert gains == sorted(gains, reverse=True)
+    advised = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
+    shown, fold = advised.to_html().split("<details>", 1)
+    assert "Not applicable" not in shown
+    assert "Not applicable" in fold.split("</details>")[0]
+    assert "Where it goes" in fold.split("</details>")[1]
 
 
 def test_heading_states_that_the_step_does_not_fit() -> None:
@@ -247,14 +249,6 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
     assert "checkpointing" in fitting
     assert "It does not fit in the memory of one L4; it would with" in told
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)
-
-
-def test_html_folds_changes_that_do_not_apply() -> None:
-    advised = lp.advise(lp.Trace.load("examples/gpt2.json.gz"), ["L40S"])
-    shown, fold = advised.to_html().split("<details>", 1)
-    assert "Not applicable" not in shown
-    assert "Not applicable" in fold.split("</details>")[0]
-    assert "Where it goes" in fold.split("</details>")[1]
 
 
 def test_compiled_step_needs_no_memory_for_masks_and_views() -> None:

@@ -32,12 +32,15 @@ def seconds(trace: Trace, name: str = "A100-SXM-40GB") -> float:
     return lp.predict(trace, [name], history=False)[name].iteration_seconds
 
 
-def test_doubled_batch_equals_a_capture_of_that_size(step: Trace) -> None:
+def test_changed_steps_equal_captures_of_that_batch_or_layout(step: Trace) -> None:
     captured, grown = trained(1024), with_batch(step, 2)
     assert grown.samples == captured.samples
     assert [(operation.name, [tensor.shape for tensor in operation.inputs]) for operation in grown.operations] == [
         (operation.name, [tensor.shape for tensor in operation.inputs]) for operation in captured.operations
     ]
+    turned, captured = in_channels_last(images()), images(torch.channels_last)
+    assert layouts(turned) == layouts(captured)
+    assert seconds(turned) == pytest.approx(seconds(captured), rel=0.05)
 
 
 def images(memory_format: torch.memory_format = torch.contiguous_format) -> Trace:
@@ -67,12 +70,6 @@ def layouts(trace: Trace) -> list[tuple[str, bool]]:
         for operation in trace.operations
         if operation.name in kinds
     ]
-
-
-def test_channels_last_equals_a_capture_in_channels_last() -> None:
-    turned, captured = in_channels_last(images()), images(torch.channels_last)
-    assert layouts(turned) == layouts(captured)
-    assert seconds(turned) == pytest.approx(seconds(captured), rel=0.05)
 
 
 def test_fused_optimizer_updates_every_parameter_once(step: Trace) -> None:

@@ -94,7 +94,7 @@ def test_smaller_batches_share_the_samples_evenly_and_one_update() -> None:
     assert small["RTX-3060"].memory.fit_probability == way.fit_probability
 
 
-def test_accumulated_batch_holds_the_gradients_of_those_before() -> None:
+def test_step_that_fits_needs_no_change_and_accumulation_holds_earlier_gradients() -> None:
     # 4 x 8 x 2,048 squared parameters: 0.54 GB of gradients, absent at the peak of the first batch.
     # A sample keeps 4 x 10 x 2,048 x 512 values of 4 bytes: 16 samples keep 2.7 GB.
     step = partial(step_of_blocks, width=2048, samples=16)
@@ -105,9 +105,6 @@ def test_accumulated_batch_holds_the_gradients_of_those_before() -> None:
     )
     assert later == pytest.approx(recorded, rel=1e-4)
     assert later - first > 0.4e9
-
-
-def test_step_that_fits_needs_no_change() -> None:
     trace = step_of_blocks(width=256, samples=4)
     (way,) = lp.ways_to_fit(trace, "H100-SXM-80GB")
     assert (way.changes, way.accumulate, way.batch_size) == ((), 1, 4)

@@ -32,7 +32,7 @@ from tests.record.kineto_files import steps, write
 from tests.weights.example import publish
 
 
-def test_predict_prints_table_and_ranking(trace: Path, run: Run) -> None:
+def test_predict_prints_table_ranking_and_all_priced_gpus(trace: Path, run: Run) -> None:
     ran = run("predict", trace, "--gpus", "T4, L4", "--iterations", "100000", "--deadline-hours", "100")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -43,9 +43,6 @@ def test_predict_prints_table_and_ranking(trace: Path, run: Run) -> None:
     full = run("predict", trace, "--gpus", "T4, L4", "--iterations", "100000", "--verbose")
     assert "Covered by: " in full.out
     assert "Prices: " in full.out
-
-
-def test_predict_compares_all_priced_gpus_by_default(trace: Path, run: Run) -> None:
     answer = run("predict", trace, "--json").json
     expected = {layout.name for layout in layouts_to_predict("all")}
     assert {prediction["gpu"] for prediction in answer["predictions"]} == expected
@@ -116,12 +113,18 @@ def test_predict_reads_a_profile(run: Run, tmp_path: Path) -> None:
     assert own["iteration_seconds"] == pytest.approx(told.iteration_seconds)
 
 
-def test_predict_scales_host_time_by_profile(trace: Path, run: Run, profile: Profile) -> None:
+def test_profiles_scale_host_time_and_add_charges(trace: Path, run: Run, profile: Profile) -> None:
     usual, fast = (
         run("predict", trace, "--gpus", "T4", "--profile", profile(f"host = {factor}"), "--json").json["predictions"][0]
         for factor in ("1", "0.5")
     )
     assert fast["host_seconds"] == pytest.approx(usual["host_seconds"] / 2)
+    words = ("predict", trace, "--gpus", "T4", "--iterations", "1000", "--usd-per-hour", "3")
+    charges = ("--profile", profile("[charges]\nsetup_minutes = 20\nstorage_usd = 2"))
+    plain, more = (run(*words, *extra, "--json").json["predictions"][0]["cost_usd"] for extra in ((), charges))
+    assert more == pytest.approx(plain + 1 + 2)  # 20 minutes at $3 an hour, and $2
+    shown = run(*words, *charges).out
+    assert "Costs of other GPUs include 20 min of setup and $2.00 for storage and transfer." in shown
 
 
 def test_predict_writes_all_output_formats(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
@@ -141,15 +144,6 @@ def test_predict_writes_all_output_formats(trace: Path, run: Run, tmp_path: Path
     shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--profile", frankfurt).out
     assert "energy" in shown
     assert "Grid: 275.81 g/kWh (europe-west3, Frankfurt, 2025)." in shown
-
-
-def test_costs_include_charges_of_profile(trace: Path, run: Run, profile: Profile) -> None:
-    words = ("predict", trace, "--gpus", "T4", "--iterations", "1000", "--usd-per-hour", "3")
-    charges = ("--profile", profile("[charges]\nsetup_minutes = 20\nstorage_usd = 2"))
-    plain, more = (run(*words, *extra, "--json").json["predictions"][0]["cost_usd"] for extra in ((), charges))
-    assert more == pytest.approx(plain + 1 + 2)  # 20 minutes at $3 an hour, and $2
-    shown = run(*words, *charges).out
-    assert "Costs of other GPUs include 20 min of setup and $2.00 for storage and transfer." in shown
 
 
 def test_markdown_has_model_card_lines(trace: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
@@ -334,7 +328,7 @@ def test_gpus_filters(run: Run) -> None:
     assert "'hoper' is not an architecture. There are: kepler, maxwell" in ran.err
 
 
-def test_offers_lists_and_filters(run: Run) -> None:
+def test_offers_of_the_package_and_of_a_file_are_listed(run: Run, tmp_path: Path) -> None:
     offers = run("offers", "--json").json["offers"]
     assert len(offers) > 150
     assert len(offers) <= len(load_offers())
@@ -348,9 +342,6 @@ def test_offers_lists_and_filters(run: Run) -> None:
     assert "g2-standard-4" in out
     assert "AWS" not in out
     assert "Sources:\n  GCP (" in out
-
-
-def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text(PRICES)
     out = run("offers", "--offers", file).out

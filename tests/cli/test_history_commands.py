@@ -30,7 +30,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_history_compares_runs_with_predictions(file: Path, run: Run) -> None:
+def test_history_compares_forgets_and_names_its_path(file: Path, run: Run) -> None:
+    assert run("history").out == (
+        f"No runs in {file}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue.\n"
+    )
     for record in (RECORD, SLOWER, OTHER):
         append_record(record)
     lines = run("history").out.splitlines()
@@ -44,12 +47,6 @@ def test_history_compares_runs_with_predictions(file: Path, run: Run) -> None:
     answer = run("history", "--gpu", "8xL4", "--json").json
     assert [record["actual_seconds"] for record in answer["runs"]] == [90.0]
     assert answer["learnt"][0]["real_over_predicted"] == pytest.approx(0.9)
-
-
-def test_empty_history_names_its_path(file: Path, run: Run) -> None:
-    assert run("history").out == (
-        f"No runs in {file}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue.\n"
-    )
 
 
 def test_forget_deletes_only_selected_runs(file: Path, run: Run) -> None:

@@ -64,16 +64,13 @@ def test_iterations_are_steps_of_the_global_batch(gpt: Path, run: Run) -> None:
     assert entry["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / entry["cost_usd"], rel=1e-3)
 
 
-def test_one_gpu_has_one_strategy(gpt: Path, run: Run) -> None:
+def test_one_gpu_has_one_strategy_and_rows_name_their_layout(gpt: Path, run: Run) -> None:
     (entry,) = run("parallel", gpt, "--gpus", "L4", "--json").json
     assert entry["strategy"] == "ddp"
     (four,) = run("parallel", gpt, "--gpus", "L4", "--global-batch", "32", "--json").json
     assert four["strategy"] == "ddp,accumulate=4"
     ran = run("parallel", gpt, "--gpus", "L4", "--max-micro-batch", "2")
     assert "No strategy makes --max-micro-batch 2 on L4 out of batches of 8 recorded sample(s)" in ran.err
-
-
-def test_rows_name_their_layout(gpt: Path, run: Run) -> None:
     ran = run("parallel", gpt, "--gpus", "2xH100-SXM-80GB,4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "20")
     assert "On 4xH100-SXM-80GB ($8.00/h, your own price); 2xH100-SXM-80GB ($4.00/h, your own price):" in ran.out
     rows = ran.out.split("\n\n")[1].splitlines()[2:]
@@ -120,7 +117,7 @@ def test_machine_takes_numbers_of_gpus(gpt: Path, run: Run) -> None:
     assert "12 GPUs are no whole number of p4d.24xlarge, which has 8; give a multiple of 8." in ran.err
 
 
-def test_totals_include_failures(gpt: Path, run: Run) -> None:
+def test_totals_include_failures_and_the_work_lost_on_spot(gpt: Path, run: Run) -> None:
     """An interruption an hour and GPU: four of them fail every 15 minutes, and ten of these go to each restart."""
     words = ("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "1", "--iterations", "1e7")
     (calm,) = run(*words, "--json").json
@@ -133,9 +130,6 @@ def test_totals_include_failures(gpt: Path, run: Run) -> None:
     said = run(*words, "--restart-minutes", "10").out  # one of the three options turns all on
     assert "4xH100-SXM-80GB: a failure every 527 d 21 h; a checkpoint of " in said  # 54 d x 16,384 / 419 / 4
     assert "Goodput: share of the time left after failures, checkpoints and repeated work" in said
-
-
-def test_spot_cost_includes_lost_work(gpt: Path, run: Run) -> None:
     words = ("parallel", gpt, "--gpus", "8", "--machine", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
     (steady,) = run(*words, "--json").json
     (spot,) = run(*words, "--spot", "--mtbf-hours", "100", "--json").json
@@ -165,12 +159,10 @@ def test_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path
     assert "makes no curve of 2 layout(s); name a layout of four GPUs or more" in few.err
 
 
-def test_curve_doubles_gpus_within_machines_first() -> None:
+def test_curve_doubles_gpus_within_machines_while_they_pay_off() -> None:
     assert [layout.name for layout in layouts_up_to("3x8xL4")] == ["L4", "2xL4", "4xL4", "8xL4", "2x8xL4", "3x8xL4"]
     assert [layout.name for layout in layouts_up_to("6xT4")] == ["T4", "2xT4", "4xT4", "6xT4"]
 
-
-def test_gpus_pay_off_while_each_adds_half_a_gpu() -> None:
     def point(gpus: int, throughput: float) -> CurvePoint:
         return CurvePoint(f"{gpus}xL4", gpus, throughput, None, None, None, throughput / gpus / 10, None)
 

@@ -26,14 +26,11 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_of_predictions(table: Path, run: Run, golden: Callable[[str, str], None]) -> None:
+def test_table_of_predictions_is_printed_and_in_json(table: Path, run: Run, golden: Callable[[str, str], None]) -> None:
     # No time lies on the edge between two rounded ones: 9, 9.8, 28.6 and 29.4 s.
     ran = run("regress", table, "--batch-sizes", "60,256", "--num-gpus", "2,10")
     assert (ran.code, ran.err) == (0, "")
     golden("regress.txt", ran.out.rstrip())
-
-
-def test_predictions_as_json(table: Path, run: Run) -> None:
     answer = run("regress", table, "--batch-sizes", "256", "--num-gpus", "8", "--iterations", "100", "--json").json
     (prediction,) = answer["predictions"]
     # 0.02 + 0.001 x 256 + 0.02 x 7/8 seconds an iteration.

@@ -112,12 +112,16 @@ def test_closed_pipe_or_output_is_no_error() -> None:
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-def test_options_take_hyphens_or_underscores() -> None:
+def test_options_take_hyphens_and_records_are_json_values() -> None:
     parsed = arguments("predict", "a-b.json", "--usd_per_hour", "1", "--checkpointing", "--gpus=T4")
     assert (parsed["source"], parsed["usd_per_hour"], parsed["gpus"]) == ("a-b.json", "1", "T4")
     assert (parsed["model"], parsed["iterations"]) == (ModelOptions(checkpointing=True), None)
     assert arguments("cache", "clear")["action"] == "clear"
     assert arguments("gpus")["search"] is None
+    row = json_value(gpu("T4"))
+    assert (row["name"], row["compute_capability"], row["emulated_dtypes"]) == ("T4", [7, 5], ["bfloat16"])
+    assert row["sources"]["*"][0]["url"].startswith("https://")
+    assert json_value({"a": float("nan"), "b": Path("x")}) == {"a": None, "b": "x"}
 
 
 @pytest.mark.parametrize(
@@ -168,13 +172,6 @@ def test_garbage_collection_is_rare_except_in_script(
     assert run(*words).code == 0
     assert (seen[0][0] > before[0]) == (words == ["gpus"])
     assert gc.get_threshold() == before
-
-
-def test_records_as_json_values() -> None:
-    row = json_value(gpu("T4"))
-    assert (row["name"], row["compute_capability"], row["emulated_dtypes"]) == ("T4", [7, 5], ["bfloat16"])
-    assert row["sources"]["*"][0]["url"].startswith("https://")
-    assert json_value({"a": float("nan"), "b": Path("x")}) == {"a": None, "b": "x"}
 
 
 @pytest.mark.parametrize("flags", [["-OO"], ["-O"], ["-I"], ["-X", "utf8=0"], ["-W", "error"]])

@@ -35,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def test_arguments_after_script_belong_to_script() -> None:
+def test_arguments_after_the_script_and_its_exit_code_are_its_own(run: Run, tmp_path: Path) -> None:
     words = ["--gpus=T4", "--usd_per_hour", "2", "--usd", "1", "train.py", "--my_flag", "3", "--json", "--", "--usd"]
     call = parsed("run", ["run", *words])
     assert call is not None
@@ -44,6 +44,16 @@ def test_arguments_after_script_belong_to_script() -> None:
     assert given["arguments"] == ("--my_flag", "3", "--json", "--", "--usd")
     assert not call.as_json
     assert arguments("run", "train.py")["arguments"] == ()
+    script = tmp_path / "fails.py"
+    script.write_text("import sys; sys.exit(3)")
+    ran = run("run", script)
+    assert ran.code == 3
+    assert f"{script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for" in ran.err
+    killed = tmp_path / "killed.py"
+    killed.write_text("import os; os.kill(os.getpid(), 9)")
+    assert run("run", killed).code == 128 + signal.SIGKILL
+    assert run("run", "true").code == 0  # a program of this name
+    assert run("run", "--json", "true").json["exit_code"] == 0
 
 
 def test_unmodified_script_is_predicted(tmp_path: Path) -> None:
@@ -85,19 +95,6 @@ def test_json_says_whether_a_prediction_was_made(tmp_path: Path, breaks: bool) -
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout[ran.stdout.rindex("\n{") :])["predicted"] is not breaks
     assert ("broken" in ran.stderr + ran.stdout) is breaks
-
-
-def test_exit_code_is_the_scripts(run: Run, tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text("import sys; sys.exit(3)")
-    ran = run("run", script)
-    assert ran.code == 3
-    assert f"{script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for" in ran.err
-    killed = tmp_path / "killed.py"
-    killed.write_text("import os; os.kill(os.getpid(), 9)")
-    assert run("run", killed).code == 128 + signal.SIGKILL
-    assert run("run", "true").code == 0  # a program of this name
-    assert run("run", "--json", "true").json["exit_code"] == 0
 
 
 @pytest.mark.parametrize(
@@ -210,13 +207,12 @@ def test_signal_just_before_the_command_waits_is_forwarded(tmp_path: Path) -> No
         assert process.wait(timeout=20) == 7
 
 
-def test_documented_lists_of_signals_are_complete() -> None:
+def test_signals_of_slurm_reach_the_script_and_the_documented_lists_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "howto" / "budget.md").read_text(encoding="utf-8")
     kept = page.partition("Not forwarded are")[2].partition("All other commands")[0]
     assert set(re.findall(r"SIG[A-Z]+", kept)) == {*script_commands._OWN, "SIGXFSZ"}
-
-
-def test_slurm_signals_the_script_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Twice the same signal would requeue a job twice.
     monkeypatch.setattr(script_commands, "_parent", lambda: "slurmstepd")
     script = tmp_path / "signals_its_parent.py"

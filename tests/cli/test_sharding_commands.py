@@ -24,7 +24,7 @@ def dlrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_shard_prints_plans_and_best_placement(dlrm: Path, run: Run) -> None:
+def test_shard_prints_the_plans_of_place_tables(dlrm: Path, run: Run) -> None:
     ran = run("shard", dlrm, "--gpus", "8xA100-SXM-80GB, 4xT4", "--optimizer", "row_wise_adagrad")
     assert (ran.code, ran.err) == (0, "")
     table, reasons, placement = ran.out.split("\n\n")
@@ -37,9 +37,6 @@ def test_shard_prints_plans_and_best_placement(dlrm: Path, run: Run) -> None:
     lines = placement.splitlines()
     assert lines[0].startswith("Tables on 8xA100-SXM-80GB, ")
     assert [line.split()[:4] for line in lines[3:]] == [[f"tables.{i}", "64,000,000", "64", "20.0"] for i in range(4)]
-
-
-def test_shard_equals_place_tables(dlrm: Path, run: Run) -> None:
     answer = run("shard", dlrm, "--gpus", "2xA100-SXM-80GB", "--kinds", "row_wise,table_wise", "--json").json
     tables = [EmbeddingTable(rows=64_000_000, dim=64, pooling=20, name=f"tables.{i}") for i in range(4)]
     expected = place_tables(tables, "2xA100-SXM-80GB", samples=1024, kinds=["row_wise", "table_wise"])

@@ -14,7 +14,7 @@ from tests.record.test_events import event
 RECORDINGS = Path(__file__).parents[1] / "traces"
 
 
-def test_check_summarizes_a_trace(trace: Path, run: Run) -> None:
+def test_check_summarizes_a_trace_or_names_the_place_of_its_error(trace: Path, run: Run, tmp_path: Path) -> None:
     answer = run("trace", "check", trace, "--json").json
     read = lp.Trace.load(str(trace))
     assert answer["operations"] == len(read.operations) == sum(answer["operations_by_phase"].values())
@@ -24,9 +24,6 @@ def test_check_summarizes_a_trace(trace: Path, run: Run) -> None:
     assert f"A valid trace of {len(read.operations)} operations" in text
     assert "no kernels: times are predicted; without the host's times" in text
     assert "A step has 1 batch, 256 samples, 4 parameters in" in text
-
-
-def test_check_names_place_of_error(trace: Path, run: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     lp.Trace.load(str(trace)).save(str(broken))
     broken.write_text(broken.read_text().replace('"device":"meta"', '"device":7', 1))

@@ -78,7 +78,7 @@ def test_fused_attention_equals_a_capture_of_the_fused_call(length: int, dropout
         assert after.memory_bytes < before.memory_bytes
 
 
-def test_reason_is_given_without_unfused_attention() -> None:
+def test_attention_that_is_not_unfused_or_read_elsewhere_is_kept_with_the_reason() -> None:
     why_not = CHANGES["sdpa"].why_not
     assert why_not(captured(is_fused=True), None) == "attention is one call already"
     assert why_not(profiled(kernel_seconds=1e-3, every=1e-4), None) == "the step holds no attention that is written out"
@@ -87,10 +87,7 @@ def test_reason_is_given_without_unfused_attention() -> None:
         classes = torch.randn(8, 10)
     softmax_alone = lp.capture(lambda: classes.softmax(-1).sum())
     assert why_not(softmax_alone, None) == "the step holds no attention that is written out"
-
-
-def test_attention_whose_scores_are_read_elsewhere_is_kept() -> None:
-    """Weights that are returned, here to their sum, are no attention that one call could make."""
+    # Weights that are returned, here to their sum, are no attention that one call could make.
     with torch.device("meta"):
         query, key, value = (torch.randn(16, 32, 8) for _ in range(3))
 
@@ -100,9 +97,6 @@ def test_attention_whose_scores_are_read_elsewhere_is_kept() -> None:
         torch.bmm(weights, value)
 
     assert CHANGES["sdpa"].why_not(lp.capture(step), None) == "the step holds no attention that is written out"
-
-
-def test_recording_without_data_flow_is_rejected() -> None:
     trace = captured(is_fused=False)
     blind = replace(trace, operations=tuple(replace(operation, outputs=()) for operation in trace.operations))
     assert "pass it as `followed`" in (CHANGES["sdpa"].why_not(blind, None) or "")

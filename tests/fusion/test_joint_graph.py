@@ -26,7 +26,6 @@ from lightning_predict.kernels.memory_bound import is_free
 
 WIDTH: Final = 128
 VIEWS: Final = {"view", "permute", "t", "reshape", "transpose", "unsqueeze", "expand"}
-Step = Callable[[], Tensor]
 
 
 class Perceptron(nn.Module):
@@ -273,8 +272,8 @@ def test_chain_of_activations_keeps_its_input_alone(length: int) -> None:
     assert kept_by_us(chain, (data,)) == 4  # the gradient of the sum, which is 1
 
 
-def test_chain_longer_than_a_kernel_is_written_in_parts() -> None:
-    """Inductor writes a result after 100 operations; 3,000 of them in one kernel ended in a RecursionError."""
+def test_long_chains_are_written_in_parts_and_soft_caps_cost_nothing() -> None:
+    # Inductor writes a result after 100 operations; 3,000 of them in one kernel ended in a RecursionError.
     with torch.device("meta"):
         data = torch.empty(64, 64, requires_grad=True)
 
@@ -287,10 +286,7 @@ def test_chain_longer_than_a_kernel_is_written_in_parts() -> None:
     forward = [one for one in fused(lp.capture(step, warmup_steps=0)).operations if one.phase == "forward"]
     written = {tensor.id for operation in forward for tensor in operation.outputs if tensor.elements == 64 * 64}
     assert len(written) == pytest.approx(3000 / 101, abs=1)
-
-
-def test_soft_cap_of_logits_costs_no_time_and_no_memory() -> None:
-    """The cap is point-wise work inside kernels that read the 16-bit logits in any case."""
+    # The cap is point-wise work inside kernels that read the 16-bit logits in any case.
     with torch.device("meta"):
         data, weight = torch.empty(8192, 64).bfloat16().requires_grad_(), torch.empty(50304, 64, requires_grad=True)
         targets = torch.zeros(8192, dtype=torch.int64)

@@ -46,7 +46,7 @@ def compiled(step: Trace) -> tuple[Operation, ...]:
 CHAIN = (operation("mul", (0, 1), 2), operation("tanh", (2,), 3), operation("add", (3, 0), 4))
 
 
-def test_chain_is_one_kernel_of_external_tensors() -> None:
+def test_chain_is_one_kernel_that_the_backward_pass_runs_again() -> None:
     (kernel,) = compiled(trace(*CHAIN))
     assert (kernel.name, kernel.phase) == (FUSED, "forward")
     assert numbers(kernel.inputs) == [0, 1]  # once each, though 0 is read twice
@@ -55,9 +55,6 @@ def test_chain_is_one_kernel_of_external_tensors() -> None:
     # Two tensors read and one written, of 4 kB each; apart they are five and three.
     (shape,) = translate(kernel, Flags())
     assert shape.dims[:2] == (2 * 4 * SIZE, 4 * SIZE)
-
-
-def test_backward_pass_runs_a_cheap_operation_again_instead_of_reading_its_result() -> None:
     backward = operation("tanh_backward", (9, 3), 10, "backward")
     kernel, _, *rest = compiled(trace(*CHAIN, matrix("mm", (8, 7), 9), backward))
     assert numbers(kernel.outputs) == [4]
@@ -154,7 +151,7 @@ def test_a_norm_in_training_is_two_kernels_which_its_neighbours_join() -> None:
     assert second.dims[:2] == pytest.approx((size, size), rel=0.01)
 
 
-def test_a_convolution_that_nothing_follows_keeps_its_bias() -> None:
+def test_convolutions_keep_their_bias_and_lie_channels_last_without_groups() -> None:
     images, filters, convolution, back = compiled(meta_step(nn.Conv2d(3, 8, 3), 4, 3, 34, 34))
     assert len(convolution.inputs) == 3
     # Inductor reads and writes channels last: inputs from outside and outputs are copied.
@@ -162,9 +159,6 @@ def test_a_convolution_that_nothing_follows_keeps_its_bias() -> None:
     assert {images.name, filters.name, back.name} == {"aten::clone"}
     assert (*images.outputs, *filters.outputs) == convolution.inputs[:2]
     assert back.inputs == convolution.outputs
-
-
-def test_convolutions_lie_channels_last_between_kernels_unless_they_have_groups() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
     kernels = [kernel for kernel in compiled(meta_step(plain, 4, 3, 34, 34)) if not is_free(kernel)]
     # The images are copied once, and the filters; each kernel writes the input of the next convolution.
@@ -198,8 +192,8 @@ def test_the_layout_is_chosen_as_inductor_chooses_it() -> None:
     assert not is_laid_channels_last(some, 2, 128, 32, 32, trained=True)
 
 
-def test_many_joined_tensors_are_copied_one_by_one() -> None:
-    """DenseNets take 0.5 to 0.65 times their speed compiled, on hosts that launch 1,900 copies for their joins."""
+def test_joined_tensors_rows_apart_and_channel_sums_are_read_again() -> None:
+    # DenseNets take 0.5 to 0.65 times their speed compiled, on hosts that launch 1,900 copies for their joins.
 
     def joined(number: int) -> tuple[Operation, Operation]:
         whole = TensorInfo((number * SIZE,), "float32", id=20)
@@ -210,10 +204,7 @@ def test_many_joined_tensors_are_copied_one_by_one() -> None:
     assert names(trace(*joined(9))) == [*["aten::clone"] * 9, "aten::relu"]
     (kernel,) = compiled(trace(*joined(8)))
     assert kernel.arguments["operations"] == ["aten::cat", "aten::relu"]
-
-
-def test_rows_that_lie_apart_are_read_three_times() -> None:
-    """A U-Net with softmax along its rows loses compiled (0.86 to 0.93 on an L4, T4 and L40S)."""
+    # A U-Net with softmax along its rows loses compiled (0.86 to 0.93 on an L4, T4 and L40S).
     images = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softmax(dim=-1), nn.Conv2d(8, 8, 3))
     largest, total, result = (kernel for kernel in compiled(meta_step(images, 4, 8, 34, 34)) if kernel.name == FUSED)
     size = 4 * 4 * 8 * 32 * 32
@@ -221,9 +212,6 @@ def test_rows_that_lie_apart_are_read_three_times() -> None:
     assert read == pytest.approx([size] * 3, rel=0.05)  # and the sums of each row
     channels = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Softmax(dim=1), nn.Conv2d(8, 8, 3))
     assert names(meta_step(channels, 4, 8, 34, 34)).count(FUSED) == 1
-
-
-def test_a_sum_over_channels_is_read_again() -> None:
     x, means = TensorInfo((4, 8, 64), "float32", id=0), TensorInfo((4, 1, 64), "float32", id=1)
     mean = Operation(name="aten::mean", phase="forward", inputs=(x,), outputs=(means,), arguments={"dim": [1]})
     scaled = Operation(name="aten::div", phase="forward", inputs=(x, means), outputs=(replace(x, id=2),))
@@ -318,7 +306,7 @@ def test_kernel_that_makes_a_factor_writes_its_padding() -> None:
     assert [padding.name for padding in compiled(trace(relu, turned))[1:-1]] == ["aten::constant_pad_nd"] * 2
 
 
-def test_gradients_of_an_earlier_batch_are_added_outside_of_kernels() -> None:
+def test_losses_outside_and_earlier_gradients_stay_outside_of_kernels() -> None:
     forward = operation("relu", (0,), 1)
     cast, added = (replace(one, phase="backward") for one in (operation("relu", (1,), 2), operation("add_", (3, 2), 3)))
     *_, last = compiled(trace(forward, cast, added))
@@ -326,6 +314,13 @@ def test_gradients_of_an_earlier_batch_are_added_outside_of_kernels() -> None:
     inside = replace(operation("mul", (1,), 3), phase="backward")
     *_, last = compiled(trace(forward, cast, inside, added))
     assert last.name == FUSED
+    names = [one.name for one in fused(with_eager_loss(step_with_loss())).operations]
+    assert {"aten::_log_softmax", "aten::_log_softmax_backward_data"} <= set(names)
+    # Without a backward pass, the logarithms are the result.
+    with torch.device("meta"):
+        rows = torch.empty(TOKENS, CLASSES)
+    alone = lp.capture(lambda: torch.log_softmax(rows * 2, -1), warmup_steps=0)
+    assert [one.name for one in compiled(alone)] == [FUSED, FUSED]  # the sums of the rows, the logarithms
 
 
 CLASSES, TOKENS = 8000, 64
@@ -358,16 +353,6 @@ def test_compiled_loss_of_long_rows_keeps_only_16_bit_logits() -> None:
     assert max(tensor.elements for tensor in loss.outputs) < TOKENS
     written = [tensor for tensor in gradient.outputs if tensor.elements == TOKENS * CLASSES]
     assert [tensor.dtype for tensor in written] == ["bfloat16"]
-
-
-def test_a_loss_outside_the_compiled_model_is_left_alone() -> None:
-    names = [one.name for one in fused(with_eager_loss(step_with_loss())).operations]
-    assert {"aten::_log_softmax", "aten::_log_softmax_backward_data"} <= set(names)
-    # Without a backward pass, the logarithms are the result.
-    with torch.device("meta"):
-        rows = torch.empty(TOKENS, CLASSES)
-    alone = lp.capture(lambda: torch.log_softmax(rows * 2, -1), warmup_steps=0)
-    assert [one.name for one in compiled(alone)] == [FUSED, FUSED]  # the sums of the rows, the logarithms
 
 
 def test_gradients_of_the_weights_of_a_norm_are_sums_of_their_own_kernel() -> None:

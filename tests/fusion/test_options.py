@@ -70,10 +70,14 @@ def test_channels_last_equals_its_what_if_and_converts_nothing(images: lp.Trace)
         predict(images, kernels="transformer_engine")
 
 
-def test_options_are_applied_in_one_order_however_they_are_listed() -> None:
+def test_kernels_are_taken_in_one_order_also_on_the_command_line(run: Run) -> None:
     assert check_kernels("compile, channels_last") == check_kernels(["channels_last", "compile"])
     assert check_kernels("eager") == check_kernels("") == ()
     assert check_kernels("compile,channels_last") == ("channels_last", "compile")
+    compiled = run("predict", "examples/gpt2.json.gz", "--gpus", "L4", "--kernels", "compile")
+    assert compiled.code == 0
+    assert "with kernels of compile" in compiled.out
+    assert run("predict", "examples/gpt2.json.gz", "--kernels", "fast").code == 2
 
 
 @pytest.mark.parametrize(
@@ -120,13 +124,6 @@ def seconds(trace: lp.Trace, kernels: str, gpu: str, **options: Any) -> float:
     return lp.predict(trace, [gpu], history=False, kernels=kernels, **options)[gpu].iteration_seconds
 
 
-def test_named_attention_kernel_overrides_the_default_of_the_release(blocks: lp.Trace) -> None:
-    two, three, default = (seconds(blocks, word, "H100") for word in ("flash_attention_2", "flash_attention_3", ""))
-    assert three == default < two  # torch 2.13 runs cuDNN's attention on Hopper, which is as fast as FlashAttention 3
-    assert seconds(blocks, "", "H100", release="2.6") == two
-    assert seconds(blocks, "cudnn_attention", "H100", release="2.6") == default
-
-
 def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> None:
     both = lp.predict(blocks, ["H100", "L4"], history=False, kernels="compile,flash_attention_3")
     assert "Predicted without flash_attention_3: L4." in both.notes
@@ -141,10 +138,14 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     assert own[0] == lp.best_layouts(blocks, ["2xL4"], kernels="compile")[0]
 
 
-def test_predictions_without_kernels_name_every_gpu(blocks: lp.Trace) -> None:
+def test_gpus_without_named_kernels_are_listed_and_attention_overrides_the_release(blocks: lp.Trace) -> None:
     names = ["A100-SXM-80GB", "A10G", "L4", "L40S", "T4", "V100-PCIe-32GB"]
     predictions = lp.predict(blocks, [*names, "H100"], history=False, kernels="flash_attention_3")
     assert f"Predicted without flash_attention_3: {', '.join(names)}." in predictions.notes
+    two, three, default = (seconds(blocks, word, "H100") for word in ("flash_attention_2", "flash_attention_3", ""))
+    assert three == default < two  # torch 2.13 runs cuDNN's attention on Hopper, which is as fast as FlashAttention 3
+    assert seconds(blocks, "", "H100", release="2.6") == two
+    assert seconds(blocks, "cudnn_attention", "H100", release="2.6") == default
 
 
 def test_advice_is_for_the_step_with_its_kernels(blocks: lp.Trace, run: Run, tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def words() -> lp.Trace:
     return lp.capture(step, warmup_steps=0)
 
 
-def test_chunked_loss_never_holds_all_logits_and_takes_longer(words: lp.Trace) -> None:
+def test_chunked_and_eager_losses_hold_other_logits(words: lp.Trace) -> None:
     whole, chunked = (lp.predict(words, [A100], history=False, kernels=word)[A100] for word in ("", "chunked_loss"))
     logits = 4096 * 128256 * 2
     assert (whole.memory_bytes or 0) - (chunked.memory_bytes or 0) > 1.5 * logits
@@ -222,9 +223,6 @@ def test_chunked_loss_never_holds_all_logits_and_takes_longer(words: lp.Trace) -
         one for one in with_kernels(words, ["chunked_loss"]).operations if one.name in ("aten::mm", "aten::addmm")
     ]
     assert len(products) == 3 * 32
-
-
-def test_eager_loss_keeps_what_a_compiled_one_computes_again(words: lp.Trace) -> None:
     alone, both = (
         lp.predict(words, [A100], history=False, kernels=kernels)[A100] for kernels in ("compile", "compile,eager_loss")
     )
@@ -404,10 +402,3 @@ def test_memory_section_leaves_out_kernels_that_the_gpu_lacks(run: Run, tmp_path
         )
         cards[kernels] = card.read_text(encoding="utf-8").split("## Where the memory goes")[1]
     assert cards["compile"] == cards["eager"]
-
-
-def test_command_line_takes_kernels_by_name(run: Run) -> None:
-    compiled = run("predict", "examples/gpt2.json.gz", "--gpus", "L4", "--kernels", "compile")
-    assert compiled.code == 0
-    assert "with kernels of compile" in compiled.out
-    assert run("predict", "examples/gpt2.json.gz", "--kernels", "fast").code == 2

@@ -69,7 +69,7 @@ def test_estimate_of_a_row_is_independent_of_its_neighbours(shapes: int) -> None
     np.testing.assert_allclose(together, expected, rtol=1e-5)
 
 
-def test_many_blocks_are_shared_by_threads_and_come_back_in_order() -> None:
+def test_blocks_shared_by_threads_keep_their_order_and_no_rows_give_nothing() -> None:
     network = random_network(3)
     count = THREADED_BLOCKS * BLOCK_ROWS + 7
     rows = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
@@ -79,9 +79,6 @@ def test_many_blocks_are_shared_by_threads_and_come_back_in_order() -> None:
     parts = [rows[start : start + 500] for start in range(0, count, 500)]
     apart = [predict_log_utilisations([network], np.zeros(len(part), dtype=np.intp), part) for part in parts]
     np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-6)
-
-
-def test_no_rows_give_nothing() -> None:
     empty = np.zeros((0, FEATURES), np.float32)
     assert predict_log_utilisations([], np.zeros(0, dtype=np.intp), empty).shape == (0,)
     assert predict_log_utilisations([random_network(3)], np.zeros(0, dtype=np.intp), empty).shape == (0,)
@@ -135,7 +132,7 @@ def models(trained: tuple[tuple[str, str], ...]) -> tuple[BundledModels, Bundled
     return before, after
 
 
-def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> None:
+def test_own_weights_time_their_dtypes_on_their_gpu_alone() -> None:
     """They were trained and never used: only families of the cross-GPU weights counted as supported."""
     before, after = models((("conv2d", "float16"),))
     convolution = operation_shape("conv2d", "float16", **SIZES)
@@ -143,9 +140,6 @@ def test_own_weights_of_16_bit_convolutions_time_them_on_their_gpu_alone() -> No
     assert (new.shares["mlp"][0, 0], new.extrapolated_share[0, 0]) == (1.0, 0.0)
     assert new.seconds[0, 0] > 2 * old.seconds[0, 0]
     assert new.seconds[1, 0] == pytest.approx(old.seconds[1, 0])
-
-
-def test_dtypes_that_they_were_not_trained_on_keep_their_formula() -> None:
     before, after = models((("conv2d", "float16"),))
     other = operation_shape("conv2d_backward_input", "tf32", **SIZES)
     old, new = (predict_operation_times([other], CARDS[:1], networks) for networks in (before, after))

@@ -60,7 +60,7 @@ def test_a_size_must_be_positive_and_finite(value: float) -> None:
         shape_batch("linear", "float32", m=value, n=1, k=1)
 
 
-def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
+def test_unknown_defaults_are_refused_and_late_families_found_by_name() -> None:
     kind = OperationSpec(
         name="strange",
         shape=("rows",),
@@ -72,9 +72,6 @@ def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'strange' has defaults for \['cols'\]"):
         register(kind)
     assert "strange" not in operation_names()
-
-
-def test_families_that_load_later_are_found_by_names_of_their_operations_and_calls() -> None:
     ran = run("""
 from lightning_predict.kernels import families, operations
 

@@ -49,7 +49,7 @@ def test_sibling_dtype_is_scaled_but_for_the_launch_with_a_wider_interval() -> N
     np.testing.assert_allclose(times.seconds, [[1.92e-9]], rtol=0.06)
 
 
-def test_tf32_is_float32_on_a_gpu_without_it() -> None:
+def test_gpus_without_a_dtype_take_float32s_rate_with_a_wide_interval() -> None:
     assert compute_dtype_on("tf32", OLD) == "float32"
     assert compute_dtype_on("tf32", SMALL) == "tf32"
     item = operation_shape("linear", "tf32", m=4096, n=4096, k=4096)
@@ -57,6 +57,31 @@ def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     times = predict_operation_times(both, [OLD, SMALL], half_speed("linear/float32", "linear/bfloat16"))
     assert times.seconds[0, 0] == times.seconds[0, 1]
     np.testing.assert_allclose(times.seconds[1, 1] / times.seconds[1, 0], 4, rtol=1e-4)
+    models = half_speed("linear/float32", "linear/bfloat16")
+    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
+    slow = replace(OLD, peak_flops_per_second={**OLD.peak_flops_per_second, "bfloat16": 0.25e12})
+    times = predict_operation_times(items, [OLD, SMALL, slow], models)
+    single = 2 * 2 * 4096**3 / 1e12  # at half of 1 TFLOP/s
+    # OLD emulates at float32's rate, SMALL has 8 TFLOP/s, and the last emulates at a quarter of float32's rate.
+    np.testing.assert_allclose(times.seconds[:, 1], [single, single / 8, 2 * 4096**3 / 0.25e12])
+    np.testing.assert_allclose(
+        times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * ASSUMED_SPREAD, 1.1, ASSUMED_SPREAD]
+    )
+    np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
+    # No lower than float32's units allow, for any rate of libraries.
+    assert (times.interval.low[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
+    assert (times.interval.low < times.seconds).all()
+    p100 = gpu("P100-PCIe-16GB")
+    assert uses_float32_fallback("float16", p100)
+    assert uses_float32_fallback("bfloat16", gpu("T4"))
+    assert not uses_float32_fallback("float16", gpu("T4"))
+    assert not uses_float32_fallback("tf32", p100)  # float32 itself
+    models = half_speed("linear/float32", "linear/float16")
+    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
+    times = predict_operation_times(items, [p100], models)
+    assert times.seconds[0, 0] == times.seconds[0, 1]
+    # The reported rate of large products, 8.39 TFLOP/s, lies inside.
+    assert times.interval.low[0, 0] < 2 * 4096**3 / 8.39e12 < times.interval.high[0, 0]
 
 
 def test_float8_is_scaled_from_bfloat16_or_refused_without_units() -> None:
@@ -94,37 +119,6 @@ def test_parts_through_other_operations_are_proxies_and_those_without_a_model_ro
     assert 0 < times.shares["proxy"][0, 1] < 1
     assert times.shares["proxy"][0, 1] + times.shares["roofline"][0, 1] == pytest.approx(1)
     assert not times.shares["mlp"].any()
-
-
-def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
-    models = half_speed("linear/float32", "linear/bfloat16")
-    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
-    slow = replace(OLD, peak_flops_per_second={**OLD.peak_flops_per_second, "bfloat16": 0.25e12})
-    times = predict_operation_times(items, [OLD, SMALL, slow], models)
-    single = 2 * 2 * 4096**3 / 1e12  # at half of 1 TFLOP/s
-    # OLD emulates at float32's rate, SMALL has 8 TFLOP/s, and the last emulates at a quarter of float32's rate.
-    np.testing.assert_allclose(times.seconds[:, 1], [single, single / 8, 2 * 4096**3 / 0.25e12])
-    np.testing.assert_allclose(
-        times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * ASSUMED_SPREAD, 1.1, ASSUMED_SPREAD]
-    )
-    np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
-    # No lower than float32's units allow, for any rate of libraries.
-    assert (times.interval.low[[0, 2], 1] >= 2 * 4096**3 / 1e12).all()
-    assert (times.interval.low < times.seconds).all()
-
-
-def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_twice_that() -> None:
-    p100 = gpu("P100-PCIe-16GB")
-    assert uses_float32_fallback("float16", p100)
-    assert uses_float32_fallback("bfloat16", gpu("T4"))
-    assert not uses_float32_fallback("float16", gpu("T4"))
-    assert not uses_float32_fallback("tf32", p100)  # float32 itself
-    models = half_speed("linear/float32", "linear/float16")
-    items = [operation_shape("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
-    times = predict_operation_times(items, [p100], models)
-    assert times.seconds[0, 0] == times.seconds[0, 1]
-    # The reported rate of large products, 8.39 TFLOP/s, lies inside.
-    assert times.interval.low[0, 0] < 2 * 4096**3 / 8.39e12 < times.interval.high[0, 0]
 
 
 @given(m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5))

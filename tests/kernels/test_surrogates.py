@@ -44,7 +44,7 @@ def test_a_recurrent_layer_becomes_products_of_the_same_flops(name: str) -> None
     assert math.isclose(total_flops(item), float(batch_shapes([item]).flops[0]))
 
 
-def test_a_recurrent_layer_has_one_small_product_a_step() -> None:
+def test_recurrent_layers_are_small_products_in_a_wave_of_layers_and_directions() -> None:
     inputs, state, gates, waiting = surrogates_of(
         operation_shape("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64)
     )
@@ -53,20 +53,14 @@ def test_a_recurrent_layer_has_one_small_product_a_step() -> None:
     # 4 rows of 2 bytes: 256 gates from the input, 256 from the state and 64 cells in; gates, cells and states out.
     assert (gates.times, gates.shape.dims) == (7, (4 * 2 * 576, 4 * 2 * 384, 0))
     assert (waiting.times, sum(waiting.shape.dims)) == (7 * 5, 8)
-
-
-def test_layers_of_one_direction_run_as_a_wave() -> None:
     item = operation_shape("gru", "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3)
-    *inputs, state, gates, waiting = surrogates_of(item)
-    assert [part.shape.dims for part in inputs] == [(1, 28, 192, 32), (1, 28, 192, 64), (1, 28, 192, 64)]
+    *layers, state, gates, waiting = surrogates_of(item)
+    assert [part.shape.dims for part in layers] == [(1, 28, 192, 32), (1, 28, 192, 64), (1, 28, 192, 64)]
     # Three layers at a time, each a step behind the one below it.
     assert (state.times, state.shape) == (7, operation_shape("bmm", "float16", b=3, m=4, n=192, k=64))
     assert (gates.times, gates.shape.dims) == (7, (3 * 4 * 2 * 448, 3 * 4 * 2 * 320, 0))
     # Two steps more until the last layer has begun.
     assert waiting.times == (7 + 2) * 5
-
-
-def test_directions_run_beside_each_other_and_layers_one_after_the_other() -> None:
     item = operation_shape("lstm", "float16", batch=4, steps=7, input_size=32, hidden=64, layers=3, directions=2)
     state, _, waiting = surrogates_of(item)[-3:]
     assert (state.times, state.shape) == (3 * 7, operation_shape("bmm", "float16", b=2, m=4, n=256, k=64))

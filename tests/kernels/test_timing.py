@@ -66,16 +66,13 @@ def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None
     assert explanation.limits[-1][1] == explanation.interval.middle
 
 
-def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
+def test_times_keep_to_the_least_work_and_tf32_doubles_all_but_the_start() -> None:
     models = kernel_models(("L4",))
     for item in (LINEAR, GROUPED, PLAIN):
         single = predict_operation_times([item], [gpu("L4")], models)
         lower = predict_operation_times([replace(item, dtype="tf32")], [gpu("L4")], models)
         assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-6)
         assert np.all(single.interval.low <= single.seconds)
-
-
-def test_all_of_a_product_but_its_start_takes_twice_as_long_in_tf32() -> None:
     b200 = gpu("B200-SXM-180GB")  # half of bfloat16's rate in TF32, and twice the bytes
     sizes = ({"m": 64, "n": 512, "k": 2048}, {"m": 512, "n": 2048, "k": 2048}, {"m": 8192, "n": 8192, "k": 8192})
     items = [operation_shape("linear", dtype, **size) for dtype in ("bfloat16", "tf32") for size in sizes]

@@ -30,7 +30,7 @@ def translated(
     return translate(operation, flags or Flags(cudnn_tf32=False))
 
 
-def test_products() -> None:
+def test_products_use_tf32_where_the_flags_allow_it() -> None:
     expected = operation_shape("linear", "float32", m=8, n=4, k=16)
     assert translated("aten::mm", tensor(8, 16), tensor(16, 4)) == (expected,)
     assert translated("aten::addmm", tensor(4), tensor(8, 16), tensor(16, 4)) == (expected,)
@@ -39,9 +39,6 @@ def test_products() -> None:
     batched = operation_shape("bmm", "float32", b=3, m=8, n=4, k=16)
     assert translated("aten::bmm", tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
     assert translated("aten::baddbmm", tensor(3, 8, 4), tensor(3, 8, 16), tensor(3, 16, 4)) == (batched,)
-
-
-def test_tf32_is_used_where_the_flags_allow_it() -> None:
     flags = Flags(matmul_tf32=True, cudnn_tf32=True)
     assert translated("aten::mm", tensor(8, 16), tensor(16, 4), flags=flags)[0].dtype == "tf32"
     half = tensor(8, 16, dtype="float16")
@@ -65,15 +62,12 @@ def test_convolutions_of_lines_images_and_volumes_by_hand() -> None:
     assert float(batch_shapes(got).flops[0]) == 2 * (2 * 4 * 6 * 8 * 8) * (3 * 27)
 
 
-def test_the_backward_pass_has_the_halves_that_the_mask_asks_for() -> None:
+def test_backward_passes_of_convolutions_have_the_halves_asked_for() -> None:
     gradient, data, weight = tensor(2, 4, 8, 8), tensor(2, 3, 8, 8), tensor(4, 3, 3, 3)
     names = ["conv2d_backward_input", "conv2d_backward_weight", "transfer"]
     for mask in ([True, True, True], [False, True, False], [True, False, False]):
         got = translated("aten::convolution_backward", gradient, data, weight, padding=[1, 1], output_mask=mask)
         assert [item.operation for item in got] == [name for name, wanted in zip(names, mask, strict=True) if wanted]
-
-
-def test_a_transposed_convolution_is_the_gradient_of_a_convolution() -> None:
     arguments: dict[str, Any] = {"stride": [2, 2], "padding": [1, 1], "transposed": True, "groups": 1}
     arguments["output_padding"] = [0, 0]
     got = translated("aten::convolution", tensor(2, 16, 4, 4), tensor(16, 8, 4, 4), **arguments)
@@ -107,7 +101,7 @@ def test_whole_attention_and_its_parts_in_double_precision() -> None:
     assert [item.operation for item in back] == ["bmm"] * 4 + ["softmax_backward", "mul"]
 
 
-def test_softmax_takes_two_kernels_backward() -> None:
+def test_softmax_takes_two_kernels_backward_and_autocast_decides_dtypes() -> None:
     """`softmax_backward_cuda_out` makes `grad * output` first; `log_softmax_backward_cuda_out` does not."""
     grad = tensor(4, 8, 128, dtype="bfloat16")
     matrix = {"rows": 32, "cols": 128}
@@ -116,6 +110,14 @@ def test_softmax_takes_two_kernels_backward() -> None:
     assert got == (summed, operation_shape("mul", "bfloat16", **matrix))
     assert translated("aten::_log_softmax_backward_data", grad, grad, dim=-1) == (summed,)
     assert translated("aten::_softmax_backward_data", tensor(0, 8), tensor(0, 8), dim=-1) == ()
+    query = tensor(2, 8, 16, 4)
+    got = translated("aten::scaled_dot_product_attention", query, query, query, compute_dtype="bfloat16")
+    assert got[0].dtype == "bfloat16"
+    layer = translated("aten::gru", tensor(20, 4, 32), tensor(1, 4, 64), num_layers=1, compute_dtype="float16")
+    assert layer[0].dtype == "float16"
+    allowed = Flags(matmul_tf32=True, cudnn_tf32=False)
+    # PyTorch's memory-efficient kernel keeps the precision of float32, for all settings of matmuls.
+    assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "float32"
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
@@ -125,17 +127,6 @@ def test_a_recurrent_layer_whole(batch_first: bool) -> None:
     words = {"batch": 4, "steps": 20, "input_size": 32, "hidden": 64, "layers": 2, "directions": 2}
     assert got == (operation_shape("lstm", "float32", **words),)
     assert translated("aten::rnn_relu_backward", data, tensor(1, 4, 64), num_layers=1)[0].operation == "rnn_backward"
-
-
-def test_autocast_inside_a_whole_call_decides_its_dtype() -> None:
-    query = tensor(2, 8, 16, 4)
-    got = translated("aten::scaled_dot_product_attention", query, query, query, compute_dtype="bfloat16")
-    assert got[0].dtype == "bfloat16"
-    layer = translated("aten::gru", tensor(20, 4, 32), tensor(1, 4, 64), num_layers=1, compute_dtype="float16")
-    assert layer[0].dtype == "float16"
-    allowed = Flags(matmul_tf32=True, cudnn_tf32=False)
-    # PyTorch's memory-efficient kernel keeps the precision of float32, for all settings of matmuls.
-    assert translated("aten::scaled_dot_product_attention", query, query, query, flags=allowed)[0].dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +222,24 @@ def test_views_are_free_unless_they_ran_a_kernel() -> None:
     )
     operation = Operation(name="aten::reshape", phase="forward", inputs=(tensor(4, 4),), kernels=(ran,))
     assert translate(operation, Flags())[0].operation == "transfer"
+    # Every operator of torch whose result is a view of its input, and none that computes.
+    copying = {  # they are views only where nothing is to be done
+        *"_autocast_to_full_precision _autocast_to_reduced_precision coalesce contiguous resolve_conj".split(),
+        *"resolve_neg to _test_autograd_multiple_dispatch_view".split(),
+    }
+    views = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, qualified = name.partition("::")
+        if namespace != "aten":
+            continue
+        base, _, overload = qualified.partition(".")
+        returns = torch._C._get_schema(f"aten::{base}", overload).returns
+        if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in returns):
+            views.add(base)
+    assert {name for name in views - copying if f"aten::{name}" not in FREE_OPERATIONS} == set()
+    # Wrappers of autograd for complex numbers and negations around a view of itself.
+    for name in ("aten::_conj", "aten::_neg_view", "aten::_reshape_alias"):
+        assert translated(name, tensor(64, 64, dtype="complex64")) == ()
 
 
 def test_unknown_operations_and_products_of_vectors_are_timed_by_their_bytes() -> None:
@@ -300,27 +309,6 @@ def test_a_translators_bug_is_a_note_and_a_wide_interval_in_the_field(monkeypatc
     assert broken.iteration_seconds_low <= meant.iteration_seconds <= broken.iteration_seconds_high
 
 
-def test_views_of_every_kind_are_free() -> None:
-    """Every operator of torch whose result is a view of its input, and none that computes."""
-    copying = {  # they are views only where nothing is to be done
-        *"_autocast_to_full_precision _autocast_to_reduced_precision coalesce contiguous resolve_conj".split(),
-        *"resolve_neg to _test_autograd_multiple_dispatch_view".split(),
-    }
-    views = set()
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, qualified = name.partition("::")
-        if namespace != "aten":
-            continue
-        base, _, overload = qualified.partition(".")
-        returns = torch._C._get_schema(f"aten::{base}", overload).returns
-        if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in returns):
-            views.add(base)
-    assert {name for name in views - copying if f"aten::{name}" not in FREE_OPERATIONS} == set()
-    # Wrappers of autograd for complex numbers and negations around a view of itself.
-    for name in ("aten::_conj", "aten::_neg_view", "aten::_reshape_alias"):
-        assert translated(name, tensor(64, 64, dtype="complex64")) == ()
-
-
 def _optimizer_trace(device: str) -> Trace:
     def update(name: str, phase: Phase = "optimizer") -> Operation:
         data = tensor(10)
@@ -383,7 +371,7 @@ def _dropout_trace(device: str, *, same_mask: bool = True) -> Trace:
     return Trace(operations=operations, device=device, recorder="dispatch")
 
 
-def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_element() -> None:
+def test_dropout_on_the_cpu_is_recognised_and_its_mask_read_by_the_byte() -> None:
     trace = _dropout_trace("meta")
     mask = trace.operations[1].inputs[0]
     gradient = TensorInfo((8, 16), "float32", id=4)
@@ -394,14 +382,6 @@ def test_the_backward_pass_of_a_dropout_reads_a_byte_of_the_mask_for_each_elemen
     expected = operation_shape("transfer", "float32", read_bytes=512 + 128, write_bytes=512, flops=256)
     assert items[1].shapes == (expected,)
     assert items[2].shapes[0].operation == "mul"
-
-
-@pytest.mark.parametrize("trace", [_dropout_trace("cuda"), _dropout_trace("cpu", same_mask=False)])
-def test_a_random_draw_that_is_no_dropout_stays_as_it_is(trace: Trace) -> None:
-    assert [item.operations for item in work_items(trace)] == [(1,), (2,), (3,)]
-
-
-def test_dropout_as_torch_runs_it_on_the_cpu_is_recognised() -> None:
     import torch
 
     from lightning_predict.record.dispatch import DispatchRecorder
@@ -413,3 +393,8 @@ def test_dropout_as_torch_runs_it_on_the_cpu_is_recognised() -> None:
     trace = Trace(operations=tuple(recorder.operations), device="cpu", recorder="dispatch")
     assert [item.shapes[0].operation for item in work_items(trace)][-1] == "dropout"
     assert not any(item.shapes[0].operation == "mul" for item in work_items(trace))
+
+
+@pytest.mark.parametrize("trace", [_dropout_trace("cuda"), _dropout_trace("cpu", same_mask=False)])
+def test_a_random_draw_that_is_no_dropout_stays_as_it_is(trace: Trace) -> None:
+    assert [item.operations for item in work_items(trace)] == [(1,), (2,), (3,)]

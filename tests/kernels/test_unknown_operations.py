@@ -48,16 +48,13 @@ def test_pointwise_operations_are_those_that_torch_tags_and_no_other_is_special(
     assert {name for name in missing if not name.startswith(costly)} == set()
 
 
-def test_an_unknown_operation_may_take_far_longer_than_its_bytes() -> None:
+def test_unknown_operations_may_take_longer_and_are_named_with_their_share() -> None:
     trace = trace_of("aten::sigmoid", "mine::scan")
     timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=kernel_models(("T4", "L4")))
     np.testing.assert_allclose(timed.seconds[:, 1], timed.seconds[:, 0])
     np.testing.assert_allclose(timed.interval.low[:, 1], timed.interval.low[:, 0])
     np.testing.assert_allclose(timed.interval.high[:, 1], UNKNOWN_SPREAD * timed.interval.high[:, 0])
     assert [item.unknown for item in work_items(trace)] == [(), ("mine::scan",)]
-
-
-def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
     trace = trace_of("aten::sigmoid", "mine::scan", "mine::scan", "mine::rest", "mine::little")
     items = work_items(trace)
     seconds = np.array([[5.0, 1.0, 2.0, 1.95, 0.05], [5.0, 2.0, 2.0, 0.95, 0.05]])
@@ -69,9 +66,6 @@ def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
     )
     # Where kernels were measured, nothing had to be guessed.
     assert unknown_operation_notes(items, seconds, np.zeros_like(seconds)) == ()
-
-
-def test_a_prediction_names_an_operator_of_ones_own() -> None:
     predictions = lp.predict(trace_of("mine::scan"), ["T4", "L4"], history=False)
     expected = (
         "mine::scan (100 % of the time) is unknown. It is timed as a copy of its tensors and may take far longer."

@@ -102,7 +102,7 @@ def convolution_weights() -> LoadedWeights:
     return replace(loaded, gpus={"SMALL": of_three_by_three(loaded.gpus["SMALL"])})
 
 
-def test_shapes_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() -> None:
+def test_shapes_unlike_what_own_weights_saw_are_served_by_the_base_if_it_knows_them() -> None:
     models = UtilisationModels(convolution_weights())
     batch = shape_batch(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
@@ -116,9 +116,6 @@ def test_shapes_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() 
     doubted = np.exp(np.hypot(math.log(2), [sustained_rate_uncertainty(one, "float32") for one in (BIG, SMALL)]))
     width = np.array([doubted[[0, 0, 0]], [1.05, doubted[1], doubted[1]]])
     np.testing.assert_allclose(estimate.interval.high / estimate.seconds, width)
-
-
-def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() -> None:
     loaded = convolution_weights()
     models = UtilisationModels(replace(loaded, cross_gpu_model=of_three_by_three(loaded.cross_gpu_model)))
     batch = shape_batch("conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=1, image_size=56)
@@ -143,7 +140,7 @@ def test_unknown_operations_and_weights_of_other_features_are_refused() -> None:
     np.testing.assert_array_equal(estimate.interval.low, roofline_seconds(LINEAR, [SMALL], least=True))
 
 
-def test_the_network_is_the_sum_that_it_says() -> None:
+def test_networks_are_the_sum_that_they_say_and_ensembles_a_logarithmic_mean() -> None:
     network = replace(
         constant_network("matmul_single", utilisation=0.5, interval=0.1),
         mean=np.array([1, 0], np.float32),
@@ -159,9 +156,6 @@ def test_the_network_is_the_sum_that_it_says() -> None:
     # Inputs: (5 - 1) / 2 = 2 and min(8, 3) = 3. Hidden: relu(2 + 6 + 0.5) = 8.5 and relu(-2) = 0.
     z = 0.1 * 8.5 - 0.25
     assert log_utilisation_of(network, features)[0, 0] == pytest.approx(math.log(LOWEST) / (1 + math.exp(-z)))
-
-
-def test_members_of_an_ensemble_are_averaged_in_the_logarithm() -> None:
     one = constant_network("matmul_single", utilisation=0.5, interval=0.1)
     other = constant_network("matmul_single", utilisation=0.125, interval=0.1)
     both = tuple(

@@ -65,8 +65,8 @@ def test_lesser_boards_set_the_limit_of_those_that_beat_them() -> None:
     assert not is_lesser_board(BIG, BIG, "float32")  # itself
 
 
-def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
-    """The base knows nothing good: 2 % utilisation; the T4's own weights reach 50 %, within 5 %."""
+def test_measured_and_unmeasured_gpus_keep_to_the_interval_of_lesser_ones() -> None:
+    # The base knows nothing good: 2 % utilisation; the T4's own weights reach 50 %, within 5 %.
     base = constant_weights("matmul_single", utilisation=0.02, interval=math.log(2))
     models = UtilisationModels(with_own(base, "T4", "matmul_single", utilisation=0.5, trained=(("linear", "float32"),)))
     t4 = models.estimate(LINEAR, [gpu("T4")])
@@ -80,10 +80,7 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     np.testing.assert_allclose(estimate.interval.high[0], spread * estimate.seconds[0])  # as wide as before
     if not dominates(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
-
-
-def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
-    """Large products alone draw the power that the GB200 of the public tables did not have."""
+    # Large products alone draw the power that the GB200 of the public tables did not have.
     models = UtilisationModels(load_weights(("B200-SXM-180GB", "GB200"), WeightsSource()))
     lower, higher = gpu("B200-SXM-180GB"), gpu("GB200")
     assert dominates_same_chip(higher, lower, "bfloat16")

@@ -73,25 +73,15 @@ def test_blocks_of_recorded_models(name: str, names: list[str], kv_heads: int) -
         assert each.stream_bytes == stream
 
 
-def test_decoder_with_two_attentions_has_three_all_reduces() -> None:
+def test_blocks_need_no_siblings_and_decoders_have_three_all_reduces() -> None:
     encoder, decoder = captured("transformer")
     assert (encoder.name, decoder.name) == ("encoder.0", "decoder.0")
     assert (len(encoder.reduced_bytes), len(decoder.reduced_bytes)) == (2, 3)
     assert (encoder.heads, decoder.heads) == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "prefix", "names"), [(2, "1.layers", ["1.layers.0", "1.layers.1"]), (1, "0.layers", ["0.layers.0"])]
-)
-def test_module_that_contains_blocks_is_not_a_block(blocks: int, prefix: str, names: list[str]) -> None:
-    assert names_of(renamed(trace_of(blocks)[0], {"blocks": prefix})) == names
-
-
-def test_blocks_need_no_identical_siblings() -> None:
-    encoder, decoder = (
+    first, second = (
         renamed(trace_of(blocks)[0], {"blocks": name}) for blocks, name in ((2, "encoder"), (1, "1.decoder"))
     )
-    both = replace(encoder, operations=(*encoder.operations, *decoder.operations))
+    both = replace(first, operations=(*first.operations, *second.operations))
     assert names_of(both) == ["encoder.0", "encoder.1", "1.decoder.0"]
     trace, _ = trace_of(3)
     wider = Operation(
@@ -101,6 +91,13 @@ def test_blocks_need_no_identical_siblings() -> None:
         module="blocks.0.perceptron",
     )
     assert len(find_blocks(replace(trace, operations=(wider, *trace.operations)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("blocks", "prefix", "names"), [(2, "1.layers", ["1.layers.0", "1.layers.1"]), (1, "0.layers", ["0.layers.0"])]
+)
+def test_module_that_contains_blocks_is_not_a_block(blocks: int, prefix: str, names: list[str]) -> None:
+    assert names_of(renamed(trace_of(blocks)[0], {"blocks": prefix})) == names
 
 
 def test_heads_of_unfused_attention() -> None:

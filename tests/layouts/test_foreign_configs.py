@@ -550,7 +550,7 @@ def test_deepspeed_file_named_in_yaml_gets_batch_sizes_of_yaml(tmp_path: Path) -
     assert strategy == parse_strategy("zero2,offload=optimizer,accumulate=8,batch_samples=3")
 
 
-def test_global_batch_is_accumulated_on_few_gpus() -> None:
+def test_batch_sizes_of_a_file_are_accumulated_or_refused() -> None:
     # 4096 samples in micro-batches of 16 on 8 GPUs: 4096 / 16 / 8 = 32 batches each
     strategy = parse_strategy("ddp,global_batches=256")
     assert strategy.on(layout_of("8xA100-SXM-80GB")).accumulate == 32
@@ -562,9 +562,6 @@ def test_global_batch_is_accumulated_on_few_gpus() -> None:
     assert by_hand.iteration_seconds == derived.iteration_seconds
     with pytest.raises(InvalidArgumentError, match="cannot be shared by 3xL4, which processes 3"):
         strategy.on(layout_of("3xL4"))
-
-
-def test_step_with_another_batch_size_is_refused() -> None:
     step = replace(example_trace(), samples=8)
     with pytest.raises(InvalidArgumentError, match="for batches of 16 samples, but the recorded step has 8"):
         lp.predict(step, ["8xL4"], strategy="ddp,batch_samples=16", history=False)
@@ -633,7 +630,7 @@ def test_lightning_strategy_that_cannot_be_predicted_is_refused(
         parse_strategy(lightning_strategy(module, name, options))
 
 
-def test_predicted_groups_must_match_lightning_strategy() -> None:
+def test_lightning_strategy_predicts_like_its_words_if_its_groups_match() -> None:
     strategy = parse_strategy("fsdp,tensor=2,groups=4")
     with pytest.raises(
         InvalidArgumentError,
@@ -642,9 +639,6 @@ def test_predicted_groups_must_match_lightning_strategy() -> None:
     ):
         strategy.replicas(layout_of("4xT4"))
     assert strategy.replicas(layout_of("8xT4")) == 4
-
-
-def test_lightning_strategy_predicts_like_its_words() -> None:
     strategy = import_module("lightning.pytorch.strategies").FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
     by_object, by_words = (
         lp.predict(example_trace(), ["2xT4"], strategy=given, history=False)["2xT4"] for given in (strategy, "zero2")

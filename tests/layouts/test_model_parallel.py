@@ -68,7 +68,7 @@ def stages_of(trace: Trace, words: str, seconds: list[float] | None = None) -> t
 # --- Tensor parallelism
 
 
-def test_tensor_parallelism_divides_all_but_norms() -> None:
+def test_tensor_parallelism_divides_all_but_norms_with_exposed_all_reduces() -> None:
     # Norms whole, the rest halved: 2 x (0.3 + 7.0 / 2); half of the update.
     prediction = step_on(2, "tensor=2", 2)
     device = 2 * (NORMS + 3.5) + UPDATE / 2
@@ -81,9 +81,6 @@ def test_tensor_parallelism_divides_all_but_norms() -> None:
     assert prediction.verdict is not None
     assert prediction.verdict.bound_by == "device"
     assert any("Each block is split over 2 GPUs by heads and inner width" in note for note in prediction.notes)
-
-
-def test_all_reduces_of_a_block_are_exposed() -> None:
     # One projection a block leads back to the stream: one all_reduce forward, one backward, of two blocks. On two GPUs
     # the bus carries the message once, 0.25 s each; no slowdown, as no computation runs at the same time.
     prediction = step_on(2, "tensor=2", 2, links=bus(STREAM_BYTES / 0.25))
@@ -96,7 +93,7 @@ def test_all_reduces_of_a_block_are_exposed() -> None:
     assert inference.forward_seconds == pytest.approx(2 * (0.1 + 1.5) + 0.5, rel=1e-3)
 
 
-def test_waits_of_the_device_for_the_host_hide_all_reduces() -> None:
+def test_waits_hide_all_reduces_and_a_slow_host_bounds_the_step() -> None:
     # All work takes less than 2 us and the host a hundred times that: four all_reduces of small messages fit in
     # between. The framework that divides the step makes the host slower.
     trace, seconds = trace_of(2)
@@ -109,9 +106,6 @@ def test_waits_of_the_device_for_the_host_hide_all_reduces() -> None:
     assert 0 < hidden.communication_seconds < step.seconds - step.device_seconds
     assert hidden.seconds == pytest.approx(with_wait(OVERLAP_COSTS.framework_host * step.seconds, 2), rel=0.02)
     assert exposed.seconds > 4 * 0.25
-
-
-def test_slow_host_bounds_divided_step() -> None:
     # The host's microseconds are stretched until they take four fifths of the device's 15.1 s in the framework that
     # divides the step. Split over two GPUs the device takes little more than half of that, but makes as many launches.
     usual = single(2)
@@ -354,13 +348,17 @@ def test_offloaded_optimizer_updates_on_the_host(monkeypatch: pytest.MonkeyPatch
     assert low < middle < high
 
 
-def test_float8_shortens_matmuls_on_gpus_with_float8_units() -> None:
+def test_float8_needs_units_and_models_blocks_to_divide() -> None:
     plain, tensorwise, blockwise = (
         step_on(2, f"ddp{more}", Layout(H100, 2)).device_seconds for more in ("", ",fp8=tensorwise", ",fp8=blockwise")
     )
     assert blockwise <= tensorwise < plain  # a scale per block needs no pass for the maximum
     with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
         step_on(2, "fp8=tensorwise", 2)
+    with pytest.raises(InvalidArgumentError, match="shares transformer blocks, and the trace holds none"):
+        step_on(without_modules(2), "tensor=2", 2, step=single(2))
+    with pytest.raises(InvalidArgumentError, match=r"pipeline=4 stages for 2 transformer block\(s\).*at most 2"):
+        step_on(2, "pipeline=4", 4)
 
 
 # --- Experts
@@ -469,13 +467,18 @@ def test_tensor_parallel_gpus_may_hold_whole_experts() -> None:
 # --- Any layout
 
 
-def test_corrections_of_single_step_are_kept() -> None:
+def test_corrections_are_kept_and_work_of_unknown_shape_is_noted() -> None:
     step = single(2)
     corrected = replace(step, interval=step.interval.scaled(2))
     plain, twice = (step_on(2, "tensor=2", 2, step=each) for each in (step, corrected))
     # The wait for the slowest grows less than the step.
     assert twice.seconds == pytest.approx(2 * plain.seconds, rel=5e-3)
     assert step_on(2, "tensor=8,pipeline=2", 1, step=step) is step
+    trace, seconds = trace_of(2)
+    timed = timed_as(trace, seconds)
+    fused = replace(timed, items=(replace(timed.items[0], shapes=()), *timed.items[1:]))
+    found = step_on(trace, "tensor=2", 2, timed=fused, step=single(2))
+    assert any("1 operations of unknown shape (fused kernels) are taken to be whole" in note for note in found.notes)
 
 
 @settings(deadline=None, max_examples=25)
@@ -507,21 +510,6 @@ def test_divided_work_and_slower_links_are_bounded(
     assert fast.seconds <= slow.seconds * (1 + 1e-9)
     assert fast.communication_seconds <= slow.communication_seconds * (1 + 1e-9)
     assert fast.low_seconds <= fast.seconds <= fast.high_seconds
-
-
-def test_model_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="shares transformer blocks, and the trace holds none"):
-        step_on(without_modules(2), "tensor=2", 2, step=single(2))
-    with pytest.raises(InvalidArgumentError, match=r"pipeline=4 stages for 2 transformer block\(s\).*at most 2"):
-        step_on(2, "pipeline=4", 4)
-
-
-def test_note_names_work_of_unknown_shape() -> None:
-    trace, seconds = trace_of(2)
-    timed = timed_as(trace, seconds)
-    fused = replace(timed, items=(replace(timed.items[0], shapes=()), *timed.items[1:]))
-    found = step_on(trace, "tensor=2", 2, timed=fused, step=single(2))
-    assert any("1 operations of unknown shape (fused kernels) are taken to be whole" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

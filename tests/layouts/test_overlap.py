@@ -42,7 +42,7 @@ def test_segments_lie_between_cuts_and_grow_by_exposed_collectives() -> None:
     assert [segment[1] for segment in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
 
 
-def test_interval_of_a_collective() -> None:
+def test_collectives_have_intervals_and_groups_share_the_network() -> None:
     layout = Layout(H100, 8)
     alone = collective_seconds("all_reduce", [1e8], layout)
     (times,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
@@ -53,16 +53,13 @@ def test_interval_of_a_collective() -> None:
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
     assert exact[2] == collective_seconds("all_reduce", [1e8], layout, interconnect=said).high[0]
     assert Links(layout, CATALOGUE, slowdown=1.0).collective("all_reduce", []) == []
-
-
-def test_groups_of_a_machine_share_its_network() -> None:
     said = Interconnect(inter_node_bytes_per_second=1e8)
     links = Links(Layout(H100, 1, 2), said, slowdown=1.0, groups_per_node=4)
     # 100 MB to the other machine and as much back in a ring of two: 1 s; four groups at once.
-    (alone,) = Links(Layout(H100, 1, 2), said, slowdown=1.0).collective("all_reduce", [1e8])
+    (one,) = Links(Layout(H100, 1, 2), said, slowdown=1.0).collective("all_reduce", [1e8])
     (shared,) = links.collective("all_reduce", [1e8])
     hops = 2 * RING_HOP_SECONDS
-    assert (alone[1], shared[1]) == pytest.approx((1 + hops, 4 + hops))
+    assert (one[1], shared[1]) == pytest.approx((1 + hops, 4 + hops))
 
 
 def test_mean_speeds_differ_less_over_long_steps() -> None:
@@ -74,7 +71,7 @@ def test_mean_speeds_differ_less_over_long_steps() -> None:
     assert mean == pytest.approx(OVERLAP_COSTS.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
 
 
-def test_events_and_critical_path() -> None:
+def test_events_and_transfers_before_critical_ones_are_critical() -> None:
     # 6 s, then 1 s that waits for the second transfer: 4 s behind the first piece. 6 + 4 + 1; the first one is hidden.
     segments = [WorkSegment(np.array([6.0]), name="backward"), WorkSegment(np.array([1.0]), waits_for=1, name="update")]
     transfers = [Transfer(np.array([3.0]), after=0, name="early"), Transfer(np.array([4.0]), after=1, name="late")]
@@ -90,9 +87,6 @@ def test_events_and_critical_path() -> None:
     assert (
         sum(event.seconds for event in events if event.is_critical) == overlap_transfers(segments, transfers).seconds[0]
     )
-
-
-def test_transfer_before_a_critical_transfer_is_critical() -> None:
     segments = [WorkSegment(np.array([1.0]), name="only")]
     transfers = [Transfer(np.array([3.0]), after=0, name="first"), Transfer(np.array([4.0]), after=1, name="second")]
     events = events_of(segments, transfers, 0)

@@ -96,12 +96,20 @@ def test_bound_is_never_above_predicted_time(scale: float) -> None:
         assert bounds.lower_bound_seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
 
 
-def test_sequence_parallelism_communicates_as_much_in_twice_the_calls() -> None:
+def test_sequence_parallelism_doubles_calls_and_accumulation_repeats_passes() -> None:
     # A reduce-scatter and an all-gather move what an all-reduce does, and wait for the links twice.
     shared, step = prepared(4)
     bounds, layout = Bounds(shared, step, 0, CATALOGUE), Layout(A100, 4)
     plain, sequence = (bounds._exchanging(Strategy(tensor=4, sequence=enabled), layout) for enabled in (False, True))
     assert plain < sequence < 2 * plain
+    layout = Layout(A100, 2)
+    one, two, three, four = (
+        shared.on_layout(layout, step, 0, Strategy(tensor=2, accumulate=count)).seconds for count in (1, 2, 3, 4)
+    )
+    # Stragglers are averaged out over longer steps, which moves it by a few thousandths.
+    assert two - one == pytest.approx(four - three, rel=0.02)
+    assert 0 < two - one < one  # the update is not repeated
+    assert shared.on_layout(layout, step, 0, Strategy(tensor=2, micro_batches=4)).seconds < four
 
 
 def check_search(
@@ -118,7 +126,7 @@ def check_search(
     return best[0].strategy
 
 
-def test_search_covers_context_and_expert_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_covers_context_expert_and_float8_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MIN_CONTEXT", LENGTH // 2)
     shared, step = prepared(2, experts=4)
     layout = Layout(A100, 4)
@@ -129,9 +137,6 @@ def test_search_covers_context_and_expert_parallelism(monkeypatch: pytest.Monkey
     degrees = {(strategy.context, strategy.expert) for strategy in whole if strategy.data in ("ddp", "zero1")}
     assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)}
     assert {strategy.expert for strategy in strategies if strategy.data == "fsdp"} == {1}
-
-
-def test_search_covers_float8_if_allowed() -> None:
     shared, step = prepared(4, on=H100)
     layout = Layout(H100, 4)
     strategies = list(candidates(shared, layout, fp8="tensorwise"))
@@ -182,19 +187,7 @@ def test_impossible_search_is_refused(
         )
 
 
-def test_accumulated_batches_repeat_passes_and_update_once() -> None:
-    shared, step = prepared(4)
-    layout = Layout(A100, 2)
-    one, two, three, four = (
-        shared.on_layout(layout, step, 0, Strategy(tensor=2, accumulate=count)).seconds for count in (1, 2, 3, 4)
-    )
-    # Stragglers are averaged out over longer steps, which moves it by a few thousandths.
-    assert two - one == pytest.approx(four - three, rel=0.02)
-    assert 0 < two - one < one  # the update is not repeated
-    assert shared.on_layout(layout, step, 0, Strategy(tensor=2, micro_batches=4)).seconds < four
-
-
-def test_identical_blocks_are_timed_once() -> None:
+def test_blocks_are_timed_once_and_needed_to_divide() -> None:
     # All blocks do the same; only the update depends on their number.
     layout = Layout(A100, 2)
     counts = []
@@ -206,9 +199,6 @@ def test_identical_blocks_are_timed_once() -> None:
     assert counts[0] == counts[1]
     # Forward four shapes, backward four: whole, in halves, and half of the norms under sequence parallelism.
     assert counts[0] <= 3 * 8 + 2
-
-
-def test_model_without_blocks_is_not_divided() -> None:
     shared, step = prepared(2)
     nameless = replace(shared.trace, operations=tuple(replace(each, module=None) for each in shared.trace.operations))
     alone = MultiGpuStep(nameless, shared.timed, [A100], models=MODELS)

@@ -47,7 +47,7 @@ def stages(words: str, blocks: int = 2) -> tuple[Stage, ...]:
     return model_stages(trace, timed_as(trace, seconds), [A100], HostModel(), MODELS, parse_strategy(words))
 
 
-def test_embedding_is_in_first_stage_and_head_in_last() -> None:
+def test_embedding_blocks_and_head_run_in_their_stages() -> None:
     trace, _ = language_model(2)
     first, last = stage_parameters(trace, split_model(trace), Strategy(tensor=4, pipeline=2))
     # Matrices in quarters, for any side; vectors whole.
@@ -60,16 +60,13 @@ def test_embedding_is_in_first_stage_and_head_in_last() -> None:
         ("norm.weight", (HIDDEN,)),
         ("head.weight", (VOCABULARY // 4, HIDDEN)),
     ]
-
-
-def test_stage_runs_its_blocks_and_adjacent_layers() -> None:
-    first, last = stages("pipeline=2,micro_batches=1")
-    assert first.passes.active_seconds[0] == pytest.approx(0.2 + 7.3, rel=1e-6)
-    assert last.passes.active_seconds[0] == pytest.approx(7.3 + 0.1 + 2.0, rel=1e-6)
+    head, tail = stages("pipeline=2,micro_batches=1")
+    assert head.passes.active_seconds[0] == pytest.approx(0.2 + 7.3, rel=1e-6)
+    assert tail.passes.active_seconds[0] == pytest.approx(7.3 + 0.1 + 2.0, rel=1e-6)
     # A table and a block are half of all parameters, and take half of the update.
-    assert last.whole.active_seconds[0] - last.passes.active_seconds[0] == pytest.approx(0.25, rel=1e-3)
-    assert (first.sent_tensors, last.sent_tensors) == (1, 1)
-    assert first.stream_bytes == STREAM_BYTES
+    assert tail.whole.active_seconds[0] - tail.passes.active_seconds[0] == pytest.approx(0.25, rel=1e-3)
+    assert (head.sent_tensors, tail.sent_tensors) == (1, 1)
+    assert head.stream_bytes == STREAM_BYTES
     assert [stage.sent_tensors for stage in stages("pipeline=3", blocks=3)] == [1, 2, 1]  # in the middle both ways
 
 

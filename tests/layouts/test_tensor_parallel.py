@@ -156,15 +156,12 @@ def test_first_dimensions_of_a_part(
     assert part(name, *inputs, module=module).dims[: len(dims)] == dims
 
 
-def test_micro_batches_divide_rows_but_not_weights() -> None:
+def test_micro_batches_divide_rows_and_blocks_but_not_weights() -> None:
     assert part("aten::native_layer_norm", STREAM, spec=MICRO_BATCHES).dims == (TOKENS / 4, HIDDEN)
     heads = part("aten::scaled_dot_product_attention", HEAD, HEAD, HEAD, spec=MICRO_BATCHES)
     assert heads == operation_shape("attention", "float32", batch=1, heads=HEADS, seq=256, head_dim=128)
     weight = Operation(name="aten::_to_copy", phase="forward", inputs=(matrix(WIDE, HIDDEN),))
     assert part("aten::_to_copy", *weight.inputs, spec=MICRO_BATCHES) == translate(weight, Flags())[0]
-
-
-def test_fewer_cuda_blocks_take_fewer_cycles() -> None:
     # A loss over 1,024 rows is summed up by one block; a quarter of the rows takes it a quarter of the cycles.
     alone = limited_transfer(4096.0, 4.0, 1024.0, blocks=1.0, block_cycles=1e6)
     assert scaled(alone, 0.25).dims == (1024.0, 1.0, 256.0, 0.0, 1.0, 250_000.0)

@@ -73,7 +73,7 @@ def test_weight_is_dequantized_in_both_passes() -> None:
     assert not [note for note in prediction.notes if "unknown" in note]
 
 
-def test_frozen_layers_need_less_memory_in_4_bits() -> None:
+def test_frozen_layers_need_less_memory_in_4_bits_and_small_states_keep_32() -> None:
     plain, packed = model_of(blocks=40), model_of(blocks=40)
     as_4bit(packed, compute_dtype=torch.bfloat16)
     allocated = [
@@ -83,6 +83,14 @@ def test_frozen_layers_need_less_memory_in_4_bits() -> None:
     # 16 bits against 4 bits and a float32 scale for each block of 64; one weight is dequantized at the peak
     saved = 40 * VALUES * (2 - 0.5 - 4 / 64) - 2 * VALUES
     assert allocated[0].middle - allocated[1].middle == pytest.approx(saved, rel=0.02)  # type: ignore[union-attr]
+    with torch.device("meta"):
+        layer, data = nn.Linear(63, 64, bias=False), torch.empty(4, 63)
+    optimizer = BlockwiseAdamW(layer.parameters(), paged=True)
+    layer(data).sum().backward()
+    optimizer.step()
+    assert [state.dtype for state in optimizer.state[layer.weight].values()] == [torch.float32] * 2
+    with pytest.raises(InvalidArgumentError, match="takes no closure"):
+        optimizer.step(lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +123,6 @@ def test_optimizer_states_have_the_expected_size(bits: Any, paged: bool, state_b
     assert [note.startswith(expected) for note in trace.notes] == [True] * paged
 
 
-def test_small_states_keep_32_bits() -> None:
-    with torch.device("meta"):
-        layer, data = nn.Linear(63, 64, bias=False), torch.empty(4, 63)
-    optimizer = BlockwiseAdamW(layer.parameters(), paged=True)
-    layer(data).sum().backward()
-    optimizer.step()
-    assert [state.dtype for state in optimizer.state[layer.weight].values()] == [torch.float32] * 2
-    with pytest.raises(InvalidArgumentError, match="takes no closure"):
-        optimizer.step(lambda: None)
-
-
 @pytest.mark.parametrize("double", [False, True])
 def test_layers_equal_the_layers_of_bitsandbytes(double: bool) -> None:
     library = pytest.importorskip("bitsandbytes")
@@ -149,7 +146,6 @@ def test_layers_equal_the_layers_of_bitsandbytes(double: bool) -> None:
 
 
 def test_named_model_is_recorded_with_qlora(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, quantization="nf4-double", optimizer="adamw_8bit", checkpointing=True)
     note = trace.notes[0]

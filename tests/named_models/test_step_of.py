@@ -36,6 +36,7 @@ GPT2 = {
 @pytest.fixture
 def gpt2(tmp_path: Path) -> str:
     """Configuration of a small GPT-2."""
+    pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
     return str(tmp_path)
 
@@ -92,7 +93,6 @@ def test_timm_model_equals_a_script() -> None:
 
 
 def test_source_has_adapters_and_4_bits_as_variants(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     pytest.importorskip("peft")
     options = ModelOptions(length=16, precision="bf16-mixed")
     adapters, packed = step_of_source(gpt2, options).variants
@@ -108,7 +108,6 @@ def test_source_has_adapters_and_4_bits_as_variants(gpt2: str) -> None:
 
 
 def test_note_describes_the_step_and_checkpointing_repeats_it(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     note = lp.step_of(gpt2, batch_size=2, length=64, precision="bf16-true", optimizer="sgd").notes[0]
     # 2 blocks of 12 * 64^2 + 13 * 64, the tables of 500 words and 128 positions, and the last norm
     assert 2 * (12 * 64**2 + 13 * 64) + (500 + 128) * 64 + 2 * 64 == 140_288
@@ -124,7 +123,6 @@ def test_note_describes_the_step_and_checkpointing_repeats_it(gpt2: str) -> None
 
 
 def test_held_logits_stay_in_memory_during_the_backward_pass(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     freed, held = (
         lp.predict(lp.step_of(gpt2, batch_size=32, length=128, holds_output=value), ["T4"], history=False)["T4"]
         for value in (False, True)
@@ -140,7 +138,6 @@ def test_held_logits_stay_in_memory_during_the_backward_pass(gpt2: str) -> None:
 
 
 def test_only_adapters_are_trained(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4)
     # c_attn of each block: 64 x 192; A has 4 x 64 values and B 192 x 4
@@ -164,7 +161,6 @@ def test_only_adapters_are_trained(gpt2: str) -> None:
 def test_adapters_are_trained_in_the_stated_precision(
     gpt2: str, precision: str | None, quantization: str | None, words: str, autocast: str | None
 ) -> None:
-    pytest.importorskip("transformers")
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, precision=precision, quantization=quantization)
     assert f"tokens; {words}; AdamW" in trace.notes[0]
@@ -175,15 +171,11 @@ def test_adapters_are_trained_in_the_stated_precision(
     assert products == {autocast or "float32"}
 
 
-def test_adapters_can_have_the_dtype_of_the_model(gpt2: str) -> None:
+def test_adapters_have_the_dtype_of_the_model_or_float32_in_a_plain_loop(gpt2: str) -> None:
     pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, lora_targets=["c_attn", "c_proj"], recipe="16-bit-adapters")
     assert {parameter.dtype for parameter in trace.parameters} == {"bfloat16"}
     assert "LoRA of rank 4 in c_attn, c_proj, adapters in bfloat16" in trace.notes[0]
-
-
-def test_adapters_in_a_plain_loop_are_in_float32_and_multiply_without_autocast(gpt2: str) -> None:
-    pytest.importorskip("peft")
     trace = lp.step_of(gpt2, length=64, lora=4, lora_targets=["c_attn"], precision="16-true", recipe="no-autocast")
     adapted = {one.shape: one.dtype for one in trace.parameters}
     products = [one for one in trace.operations if one.phase == "forward" and one.name in ("aten::mm", "aten::addmm")]
@@ -212,7 +204,6 @@ def test_adapters_are_at_queries_and_values_where_peft_has_no_default(
 
 
 def test_model_without_usual_projections_names_its_layers_and_the_profile(tmp_path: Path, gpt2: str) -> None:
-    pytest.importorskip("transformers")
     pytest.importorskip("peft")
     config = {"model_type": "fnet", "architectures": ["FNetForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 1}
     (tmp_path / "fnet").mkdir()
@@ -234,7 +225,6 @@ def test_model_without_usual_projections_names_its_layers_and_the_profile(tmp_pa
 
 
 def test_16_bit_model_runs_under_autocast(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     trace = lp.step_of(gpt2, length=64, precision="bf16-true", recipe="autocast")
     assert trace.flags.autocast_dtype == "bfloat16"
     assert "bf16-mixed, weights in bfloat16" in trace.notes[0]
@@ -245,7 +235,6 @@ def test_16_bit_model_runs_under_autocast(gpt2: str) -> None:
 
 
 def test_reference_model_runs_forward_on_twice_the_sequences(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     trace = lp.step_of(gpt2, batch_size=3, length=64, recipe="reference")
     attentions = [operation for operation in trace.operations if "scaled_dot_product" in operation.name]
     forward = [attention for attention in attentions if "backward" not in attention.name]
@@ -337,7 +326,6 @@ def test_detector_trains_on_images_of_its_size_without_matching(tmp_path: Path) 
 
 
 def test_unknown_architectures_and_missing_or_long_lengths_are_rejected(gpt2: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
     with pytest.raises(InvalidArgumentError, match=r"length= is missing: .* for example length=128\."):
         lp.step_of(gpt2)
     with pytest.raises(InvalidArgumentError, match=r"length=129 is beyond the 128 positions of .* with more"):
@@ -465,7 +453,6 @@ def test_first_positions_of_roberta_are_those_of_padding(tmp_path: Path) -> None
 
 
 def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
     assert main(["predict", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
     out, err = capsys.readouterr()
     heading = out.partition("\n\n")[0].replace("\n  ", " ")
@@ -480,7 +467,6 @@ def test_command_line_takes_a_model_name(gpt2: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
 def test_muon_multiplies_matrices_in_bfloat16_and_gpus_share_them_under_zero1(gpt2: str) -> None:
-    pytest.importorskip("transformers")
     step = lp.step_of(gpt2, batch_size=2, length=64, optimizer="muon")
     products = [one for one in step.operations if one.phase == "optimizer" and one.name in ("aten::mm", "aten::addmm")]
     # 2 blocks of 4 matrices, 5 iterations of 3 products each; the head is tied to the table of words
@@ -494,7 +480,6 @@ def test_muon_multiplies_matrices_in_bfloat16_and_gpus_share_them_under_zero1(gp
 def test_second_answer_by_name_reads_the_recording(
     gpt2: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("transformers")
     monkeypatch.setenv("LIGHTNING_PREDICT_CACHE", str(tmp_path / "cache"))
     saved = tmp_path / "step.json.gz"
     words = ["predict", gpt2, "--length", "64", "--gpus", "T4"]
@@ -527,7 +512,6 @@ def test_bytecode_that_python_writes_meanwhile_leaves_the_recording_valid(
 
 
 def test_batch_of_no_samples_is_refused_by_every_source(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
     assert main(["predict", gpt2, "--batch-size", "0", "--length", "64"]) == 2
     assert "--batch-size 0; expected a whole number of at least 1" in capsys.readouterr().err
     assert main(["predict", "example:gpt2", "--batch-size", "0"]) == 2
@@ -546,7 +530,6 @@ def test_batch_of_no_samples_is_refused_by_every_source(gpt2: str, capsys: pytes
     ids=lambda words: words[0],
 )
 def test_every_command_takes_a_model_by_name(words: list[str], gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
     place = words.index("memory") + 1 if "memory" in words else len(words) if "--like" in words else 1
     assert main([*words[:place], gpt2, *words[place:], "--length", "64"]) == 0
     assert capsys.readouterr().out

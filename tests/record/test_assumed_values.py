@@ -183,7 +183,7 @@ def test_unknown_integer_is_rejected(read: Callable[[Tensor], object], said: str
     assert "CPU" in str(caught.value)
 
 
-def test_sparse_product_on_meta_is_rejected() -> None:
+def test_sparse_products_and_errors_after_assumptions_are_named() -> None:
     # The transpose of a sparse meta tensor has no stored elements, so that its product would be free.
     with torch.device("meta"):
         places, values = torch.zeros(2, 5, dtype=torch.long), torch.empty(5)
@@ -195,19 +195,16 @@ def test_sparse_product_on_meta_is_rejected() -> None:
 
     with pytest.raises(CaptureError, match="does not have on the meta device"):
         lp.capture(step)
-
-
-def test_error_after_an_assumption_names_it() -> None:
     with torch.device("meta"):
         data, mask = torch.empty(6, 4, requires_grad=True), torch.zeros(6, dtype=torch.bool)
 
-    def step() -> None:
+    def failing() -> None:
         if data[mask].shape[0] != 2:
             raise ValueError("expected two rows")
         data.sum().backward()
 
     with pytest.raises(CaptureError, match=r"raised ValueError: expected two rows .* upper bounds") as caught:
-        lp.capture(step)
+        lp.capture(failing)
     assert isinstance(caught.value.__cause__, ValueError)
 
 

@@ -147,7 +147,7 @@ def linear_step(dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     return lambda: layer(data).sum().backward()
 
 
-def test_lightning_precision_casts_on_meta() -> None:
+def test_autocast_of_lightning_and_inside_the_step_applies_on_meta() -> None:
     assert products(linear_step()) == [("forward", "float32"), ("backward", "float32")]
     assert products(linear_step(), precision="bf16-mixed") == [("forward", "bfloat16"), ("backward", "bfloat16")]
     assert products(linear_step(), precision="16-mixed") == [("forward", "float16"), ("backward", "float16")]
@@ -156,16 +156,6 @@ def test_lightning_precision_casts_on_meta() -> None:
         ("forward", "bfloat16"),
         ("backward", "bfloat16"),
     ]
-
-
-def test_autocast_is_stored_restored_and_torchs_own_on_the_cpu() -> None:
-    assert capture(linear_step(), precision="bf16-mixed").flags.autocast_dtype == "bfloat16"
-    assert not torch.is_autocast_enabled("cpu")
-    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
-    assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
-
-
-def test_autocast_inside_the_step_applies_on_meta() -> None:
     layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
 
     def step() -> None:
@@ -174,6 +164,13 @@ def test_autocast_inside_the_step_applies_on_meta() -> None:
         loss.backward()
 
     assert products(step) == [("forward", "bfloat16"), ("backward", "bfloat16")]
+
+
+def test_autocast_is_stored_restored_and_torchs_own_on_the_cpu() -> None:
+    assert capture(linear_step(), precision="bf16-mixed").flags.autocast_dtype == "bfloat16"
+    assert not torch.is_autocast_enabled("cpu")
+    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
+    assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")

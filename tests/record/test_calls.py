@@ -90,7 +90,7 @@ def test_output_argument_of_compiled_code_is_not_an_input() -> None:
     assert len(tensors_of(call("aten::mm", [[4, 8], [8, 8], [4, 8]], ["float"] * 3))) == 2
 
 
-def test_arguments_have_names_and_values() -> None:
+def test_arguments_have_names_values_and_enumerations() -> None:
     values = ["", "", "", "[2, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "4"]
     types = ["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"]
     sizes: list[Any] = [[1, 4, 8, 8], [4, 1, 3, 3], [], [], [], [], [], [], []]
@@ -102,9 +102,6 @@ def test_arguments_have_names_and_values() -> None:
         "output_padding": [0, 0],
         "groups": 4,
     }
-
-
-def test_numbers_of_enumerations_become_names() -> None:
     values = ["", "15", "0", "", "", "False", "2"]
     types = ["float", "Scalar", "Scalar", "", "", "Scalar", "Scalar"]
     cast = call("aten::_to_copy", [[4], *[[]] * 6], types, values)

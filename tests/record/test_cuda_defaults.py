@@ -74,7 +74,7 @@ class _Own(torch.optim.Optimizer):
                 parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
 
 
-def test_custom_optimizer_is_recorded_one_by_one() -> None:
+def test_custom_and_capturable_optimizers_run_on_meta() -> None:
     with torch.device("meta"):
         model, data = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.ones(2, 16)
     own = _Own(model.parameters())
@@ -86,23 +86,20 @@ def test_custom_optimizer_is_recorded_one_by_one() -> None:
     trace = lp.capture(step)
     assert trace.flags.foreach is False
     assert _updates(trace).count("aten::add_") == 8  # a weight and a bias in each of four layers
-
-
-def test_capturable_and_fused_optimizers_run_on_meta() -> None:
     assert _updates(lp.capture(_adamw_step(capturable=True)))
     assert _updates(lp.capture(_adamw_step(fused=True)))
     with torch.device("meta"):
         layer, data = nn.Linear(4, 4), torch.ones(2, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
 
-    def step() -> None:
+    def fused_step() -> None:
         layer(data).sum().backward()
         optimizer.step()
 
-    assert _updates(lp.capture(step)) == ["aten::_fused_sgd_"]
+    assert _updates(lp.capture(fused_step)) == ["aten::_fused_sgd_"]
 
 
-def test_torch_1_updates_one_by_one_unless_chosen() -> None:
+def test_torch_1_updates_and_zeroes_gradients_one_by_one() -> None:
     default, together, single = (lp.capture(_adamw_step(foreach=foreach)) for foreach in (None, True, False))
     old = for_torch_release(default, "1.13")
     assert not any(name.startswith("aten::_foreach_") for name in _updates(old))
@@ -112,6 +109,12 @@ def test_torch_1_updates_one_by_one_unless_chosen() -> None:
     ]
     assert elements[0] == elements[1] > 0
     assert _updates(for_torch_release(together, "1.13")) == _updates(together)
+    now = {explicit: _allocated(explicit, None) for explicit in (None, True, False)}
+    then = {explicit: _allocated(explicit, "1.13") for explicit in (None, True, False)}
+    assert now[None] == now[True] < now[False]
+    assert then[True] == now[True]
+    assert then[None] == pytest.approx(now[False], rel=1e-3)
+    assert then[False] == pytest.approx(now[False], rel=1e-3)
 
 
 def _allocated(explicit: bool | None, release: str | None) -> float:
@@ -128,15 +131,6 @@ def _allocated(explicit: bool | None, release: str | None) -> float:
     memory = lp.predict(lp.capture(step), [_GPU], history=False, release=release)[_GPU].memory
     assert memory.allocated is not None
     return memory.allocated.middle / GIBIBYTE
-
-
-def test_zero_grad_follows_the_step_or_the_release() -> None:
-    now = {explicit: _allocated(explicit, None) for explicit in (None, True, False)}
-    then = {explicit: _allocated(explicit, "1.13") for explicit in (None, True, False)}
-    assert now[None] == now[True] < now[False]
-    assert then[True] == now[True]
-    assert then[None] == pytest.approx(now[False], rel=1e-3)
-    assert then[False] == pytest.approx(now[False], rel=1e-3)
 
 
 def _scaled(device: str, dtype: torch.dtype, *, unscales: bool = False) -> tuple[Trace, Any]:

@@ -4,13 +4,11 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import lightning_predict as lp
 from lightning_predict.record import graph_release
 from lightning_predict.record.dispatch import DispatchRecorder
 from lightning_predict.record.session import FRAMES, CaptureSession, RecursionHeadroom
@@ -106,15 +104,6 @@ def test_all_blocks_of_a_deep_model_are_recorded_alike(layers: int) -> None:
     assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)
 
 
-def recorded_step(layers: int) -> lp.Trace:
-    """A step of the given number of blocks on the meta device, without the pauses that a busy machine put into it."""
-    with torch.device("meta"):
-        model = nn.Sequential(*(Block() for _ in range(layers)))
-        data = torch.zeros(8, 4, 16)
-    trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, samples_per_step=8)
-    return replace(trace, operations=tuple(replace(operation, python_seconds=0.0) for operation in trace.operations))
-
-
 def called_at(depth: int, step: Callable[[], object]) -> object:
     """Call a step from the given number of frames below the limit."""
     frame, frames = sys._getframe(), 1
@@ -146,7 +135,7 @@ def test_recursion_is_as_deep_as_without_a_recorder(depth: int) -> None:
     assert sys.getrecursionlimit() == LIMIT
 
 
-def test_recursion_limit_is_restored_by_the_last_recorder() -> None:
+def test_recursion_limit_is_restored_by_the_last_recorder_unless_the_user_set_it() -> None:
     first, second = RecursionHeadroom(), RecursionHeadroom()
     for recorder in (first, second, first):
         recorder.open()
@@ -156,9 +145,6 @@ def test_recursion_limit_is_restored_by_the_last_recorder() -> None:
     assert sys.getrecursionlimit() == LIMIT + FRAMES
     second.close()
     assert sys.getrecursionlimit() == LIMIT
-
-
-def test_recursion_limit_of_the_user_is_kept() -> None:
     room = RecursionHeadroom()
     room.open()
     try:

@@ -23,7 +23,7 @@ from tests.record.test_session import nothing_is_left
 from tests.record.workloads import counted, mixed_step, names, perceptron_step
 
 
-def test_last_of_the_warm_up_steps_is_recorded() -> None:
+def test_warm_up_steps_are_timed_and_the_last_one_recorded() -> None:
     runs: list[int] = []
 
     def step() -> None:
@@ -37,13 +37,11 @@ def test_last_of_the_warm_up_steps_is_recorded() -> None:
     assert len(trace.step_seconds) == 2  # the first is cold
     assert nothing_is_left()
 
-
-def test_warm_up_steps_are_timed() -> None:
-    def step() -> None:
+    def slow() -> None:
         time.sleep(0.01)
         torch.zeros(2).exp()
 
-    trace = capture(step, warmup_steps=3)
+    trace = capture(slow, warmup_steps=3)
     assert all(seconds >= 0.01 for seconds in trace.step_seconds)
     assert trace.profiled_seconds is not None
     assert trace.profiled_seconds >= 0.01
@@ -91,7 +89,7 @@ def blocks_step(*, in_a_model: bool) -> Callable[[], None]:
     return step
 
 
-def test_several_models_have_consistent_names() -> None:
+def test_several_models_have_consistent_names_and_inference_no_backward_pass() -> None:
     apart, together = (capture(blocks_step(in_a_model=inside)) for inside in (False, True))
     assert {parameter.name.rpartition(".")[0] for parameter in apart.parameters} == {
         *(f"FeedForward.{index}.{part}" for index in range(3) for part in ("up", "down")),
@@ -103,9 +101,6 @@ def test_several_models_have_consistent_names() -> None:
         for one in apart.operations
     ]
     assert renamed == [(operation.name, operation.phase, operation.module) for operation in together.operations]
-
-
-def test_inference_is_recorded_as_a_forward_pass() -> None:
     model, data = nn.Linear(8, 4), torch.zeros(2, 8)
     for guard in (torch.no_grad, torch.inference_mode):
 

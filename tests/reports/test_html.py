@@ -97,7 +97,7 @@ def test_the_page_says_what_to_rent_and_why() -> None:
     assert "No kernel model knows aten::foo" in text
 
 
-def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
+def test_narrow_fits_and_the_machine_in_use_are_marked() -> None:
     narrow = with_values(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE, usable_bytes=8.06 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
     assert "90 % interval: 3 h to 3 h 28 min Memory: fits tightly, 7.81 of 8.06 GiB Google n1-standard-4" in text
@@ -105,9 +105,6 @@ def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
     assert "tight: 7.81 of 8.06" in text
     assert "Tight memory: T4. Run a few steps before you rent for long." in text
     assert "narrow" not in page(FULL).text
-
-
-def test_the_machine_in_use_has_a_row_of_its_own() -> None:
     machine = example_machine("CPU", 0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
     assert "this CPU 412 ms 6 h 41 min ± 1 %" in page(replace(FULL, machine=machine, is_running=True)).text
 
@@ -181,7 +178,7 @@ def test_any_text_leaves_the_page_well_formed(text: str) -> None:
     Page(html_report(predictions, rank(predictions), title=text, made_on=DAY))
 
 
-def test_prices_lead_to_their_sources() -> None:
+def test_sections_follow_the_table_and_prices_lead_to_their_sources() -> None:
     offer = cheapest_offer("T4")
     assert offer is not None
     shown = page(Predictions((with_values(T4, offer=offer.label), H100)))
@@ -190,6 +187,11 @@ def test_prices_lead_to_their_sources() -> None:
     shown = page(Predictions((with_values(T4, offer=own.label),)), offers=[own])
     assert shown.links == []
     assert "javascript:1" in shown.text
+    document = html_report(FULL, rank(FULL), sections="<section><h2>Further</h2></section>")
+    places = [
+        document.index(f"<h2>{title}</h2>") for title in ("All GPUs", "Time against dollars", "Further", "Prices")
+    ]
+    assert places == sorted(places)
 
 
 def test_energy_is_shown_where_it_was_asked_for() -> None:
@@ -271,7 +273,7 @@ def wide(drawing: str) -> ElementTree.Element:
     return chart(drawing.split('<div class="wide">')[1].split("</div>")[0])
 
 
-def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> None:
+def test_scatter_has_logarithmic_axes_and_points_share_numbers() -> None:
     points = [Point(str(n), 2.0**n, 10.0 * 2.0**-n, "") for n in range(4)]
     svg = wide(scatter(points, [], None, title="t"))
     places = [(float(element.attrib["cx"]), float(element.attrib["cy"])) for element in svg.iter("circle")]
@@ -280,6 +282,14 @@ def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> Non
     texts = [element.text or "" for element in svg.iter("text")]
     assert "hours (both axes logarithmic)" in texts
     assert sum(text.startswith("$") for text in texts) >= 3
+    drawing = scatter(
+        [Point("H100", 1, 9, "1 h"), Point("H200", 1.001, 9, "1 h"), Point("T4", 5, 2, "5 h")], [], 3, title=""
+    )
+    svg = wide(drawing)
+    numbers = [text.text for text in svg.iter("text") if text.attrib["class"] == "number"]
+    assert numbers == ["1", "2"]
+    assert "<li><b>1</b>H100: 1 h; H200: 1 h</li><li><b>2</b>T4: 5 h</li>" in drawing
+    assert len(list(svg.iter("circle"))) == 2
 
 
 def test_scatter_puts_cheap_below_and_small_values_without_exponent() -> None:
@@ -308,17 +318,6 @@ def test_a_scatter_of_short_runs_is_in_smaller_units(hours: float, unit: str, de
     assert limit.startswith(f"M{other:.1f} ")  # the deadline is the time of the other
 
 
-def test_points_at_one_place_share_a_number_that_the_list_explains() -> None:
-    drawing = scatter(
-        [Point("H100", 1, 9, "1 h"), Point("H200", 1.001, 9, "1 h"), Point("T4", 5, 2, "5 h")], [], 3, title=""
-    )
-    svg = wide(drawing)
-    numbers = [text.text for text in svg.iter("text") if text.attrib["class"] == "number"]
-    assert numbers == ["1", "2"]
-    assert "<li><b>1</b>H100: 1 h; H200: 1 h</li><li><b>2</b>T4: 5 h</li>" in drawing
-    assert len(list(svg.iter("circle"))) == 2
-
-
 @given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=10).map(lambda values: [float(f"{v:.3g}") for v in values]))
 def test_an_axis_shows_all_values_and_a_few_round_ticks(values: list[float]) -> None:
     axis = Axis.over(values, 50.0, 700.0)
@@ -328,9 +327,3 @@ def test_an_axis_shows_all_values_and_a_few_round_ticks(values: list[float]) -> 
     assert len(ticks) <= 20
     assert all(axis.low <= tick <= axis.high for tick in ticks)
     assert len({tick_text(tick) for tick in ticks}) == len(ticks)
-
-
-def test_further_sections_follow_the_table_and_its_charts() -> None:
-    page = html_report(FULL, rank(FULL), sections="<section><h2>Further</h2></section>")
-    places = [page.index(f"<h2>{title}</h2>") for title in ("All GPUs", "Time against dollars", "Further", "Prices")]
-    assert places == sorted(places)

@@ -292,15 +292,14 @@ def test_any_other_logger_gets_metrics_and_lightnings_dummy_takes_them() -> None
     assert log_predictions([DummyLogger()], FULL, step=STEP) == log_predictions([], FULL, step=STEP) == ()
 
 
-def test_json_is_written_to_a_folder_which_is_made(tmp_path: Path) -> None:
+def test_json_is_written_to_a_new_folder_and_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_json(FULL, tmp_path / "new" / "folder" / "found.json")
     assert path == tmp_path / "new" / "folder" / "found.json"
     assert json.loads(path.read_text()) == FULL.as_dict()
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_json(BARE, tmp_path / "found.json")
+    path = write_json(BARE, tmp_path / "own" / "found.json")
 
     def full_disk(part: str, whole: str) -> None:
         raise OSError(f"No space left on device for {part}, {whole}")
@@ -310,7 +309,7 @@ def test_json_replaces_an_older_file_whole_or_not_at_all(tmp_path: Path, monkeyp
         with pytest.raises(OSError, match="No space left"):
             write_json(FULL, path)
     assert json.loads(path.read_text()) == BARE.as_dict()
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
     write_json(FULL, path)
     assert json.loads(path.read_text()) == FULL.as_dict()
 

@@ -27,7 +27,7 @@ def test_predictions_are_a_mapping_in_the_order_asked_that_names_its_gpus() -> N
         FULL["T5"]
 
 
-def test_json_has_null_for_unknown_values() -> None:
+def test_json_has_null_for_unknown_values_and_the_verdicts_sentence() -> None:
     read = json.loads(FULL.to_json())
     assert read["used_gpu"] == "T4"
     assert read["notes"] == ["2 of 418 operations were not timed on the host."]
@@ -35,9 +35,6 @@ def test_json_has_null_for_unknown_values() -> None:
     assert read["predictions"][1]["iteration_seconds"] == 0.0480
     assert read["predictions"][1]["coverage"] == {"mlp": 0.92, "roofline": 0.08}
     assert read["predictions"][2]["cost_usd"] is None
-
-
-def test_json_holds_the_verdict_and_its_sentence() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"top": 1.0})
     read = json.loads(Predictions((with_values(H100, verdict=verdict), T4)).to_json())
     assert read["predictions"][0]["verdict"] == {

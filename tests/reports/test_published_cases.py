@@ -76,16 +76,13 @@ def test_several_gpus_and_training_are_compared_with_their_own_kind_held_out_fir
     assert nearest_cases(asked, "RTX-4090", [case(), inference], number=2) == (inference,)
 
 
-def test_adapters_are_compared_with_adapters() -> None:
+def test_adapters_are_compared_with_adapters_and_tf32_with_float32_without_it() -> None:
     step = describe(lp.Trace.load(str(EXAMPLES / "lora.json.gz")))
     assert step.trains == "adapters"  # 17 million of 6.8 billion parameters
     whole, over_4_bits = (case(kind="language model", trains=part) for part in ("all", "adapters over 4 bits"))
     adapters = case(kind="language model", gpu="T4", trains="adapters")
     assert nearest_cases(step, "RTX-4090", [whole, over_4_bits, adapters], number=3) == (adapters,)
     assert nearest_cases(replace(step, trains="all"), "RTX-4090", [over_4_bits, whole], number=3) == (whole,)
-
-
-def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     assert precision_on("TF32", "V100-SXM2-16GB") == "float32"
     assert precision_on("TF32", "8xL4") == "TF32"
     step = StepDescription(kind="vision transformer", precision="TF32")

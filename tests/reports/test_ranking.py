@@ -123,7 +123,7 @@ def test_unknown_price_or_memory_leaves_the_fastest_gpu_with_a_remark() -> None:
     assert "Memory is tight on T4: run a few steps before you rent for long." in ranking_lines(ranking)
 
 
-def test_unknown_length_compares_one_iteration() -> None:
+def test_unknown_lengths_and_time_limits_compare_steps_with_waits() -> None:
     each = [with_values(row, total=None, cost_usd=None, cycle_seconds=row.iteration_seconds) for row in (T4, H100)]
     ranking = rank(Predictions(tuple(each)), deadline_hours=1)
     assert ranking.per_iteration
@@ -133,9 +133,22 @@ def test_unknown_length_compares_one_iteration() -> None:
     assert ranking_lines(ranking)[0].endswith(": cheapest (48.0 s, $0.00467 for 1,000 steps).")
     # 3,600 s of steps of 48 ms on the cheapest, and of 6 ms on the fastest.
     assert "Within 1 h: 75,000 steps on a T4 or 600,000 steps on an H100-SXM-80GB." in ranking_lines(ranking)
+    # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
+    in_use = example_machine("CPU", 0.1, cycle_seconds=0.35)
+    row = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
+    ranking = rank(Predictions((row,), machine=in_use, is_running=True))
+    assert known(ranking.in_use).seconds / known(ranking.fastest).seconds == pytest.approx(0.35 / 0.26)
+    # All take the hour that is left: the T4 does a step in 2 s, the H100 in 0.1 s for ten times the price.
+    slow, fast = (
+        with_values(sure(name, 3600, cost), is_cut_off=True, iteration=Interval(step, step, step), cycle_seconds=step)
+        for name, cost, step in (("T4", 0.35, 2.0), ("H100-SXM-80GB", 3.5, 0.1))
+    )
+    ranking = rank(Predictions((slow, fast)))
+    assert ranking.per_iteration
+    assert names(ranking)[:2] == ("H100-SXM-80GB", "H100-SXM-80GB")
 
 
-def test_too_short_a_deadline_says_what_fits_in_it() -> None:
+def test_deadlines_that_are_too_short_or_may_be_missed_say_so() -> None:
     # 240,000 steps take 1,440 s on the H100: 360 s are 60,000 steps, or 6 epochs of 9,000 steps.
     lines = ranking_lines(rank(FULL, deadline_hours=0.1))
     end = "on an H100-SXM-80GB; the whole run takes 24 min on it, the fastest."
@@ -144,6 +157,10 @@ def test_too_short_a_deadline_says_what_fits_in_it() -> None:
     assert f"Within 6 min: 6 epochs (54,000 steps) {end}" in ranking_lines(
         rank(Predictions(epochs), deadline_hours=0.1)
     )
+    # T4: 10,800 to 12,480 s; 3.3 h are 11,880 s.
+    text = "\n".join(ranking_lines(rank(FULL, deadline_hours=3.3)))
+    assert "Within 3 h 18 min: T4, 3 h 12 min, $1.12; may take up to 3 h 28 min." in text
+    assert "may take up to" not in "\n".join(ranking_lines(rank(FULL, deadline_hours=3.5)))
 
 
 def test_rankings_equal_their_golden_texts(golden: Callable[[str, str], None]) -> None:
@@ -154,13 +171,6 @@ def test_rankings_equal_their_golden_texts(golden: Callable[[str, str], None]) -
         assert max(map(len, lines)) <= 120
         texts.append(f"=== {name}\n" + "\n".join(lines) + "\n\n" + ranking_markdown(ranking))
     golden("ranking.txt", "\n\n".join(texts))
-
-
-def test_upper_end_after_deadline_adds_a_warning() -> None:
-    # T4: 10,800 to 12,480 s; 3.3 h are 11,880 s.
-    text = "\n".join(ranking_lines(rank(FULL, deadline_hours=3.3)))
-    assert "Within 3 h 18 min: T4, 3 h 12 min, $1.12; may take up to 3 h 28 min." in text
-    assert "may take up to" not in "\n".join(ranking_lines(rank(FULL, deadline_hours=3.5)))
 
 
 runs = st.builds(
@@ -388,25 +398,6 @@ def test_remaining_time_of_running_fit_is_stated_once(seconds: float, first: str
     assert lines[0].startswith(first)
     assert sum(" left on" in line for line in lines) == (seconds < 300)
     assert any(line.startswith("Rent an L4") for line in lines) == (seconds > 300)
-
-
-def test_unknown_length_includes_waits_for_the_loader() -> None:
-    # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
-    in_use = example_machine("CPU", 0.1, cycle_seconds=0.35)
-    row = with_values(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
-    ranking = rank(Predictions((row,), machine=in_use, is_running=True))
-    assert known(ranking.in_use).seconds / known(ranking.fastest).seconds == pytest.approx(0.35 / 0.26)
-
-
-def test_time_limit_ranks_gpus_by_steps() -> None:
-    # All take the hour that is left: the T4 does a step in 2 s, the H100 in 0.1 s for ten times the price.
-    slow, fast = (
-        with_values(sure(name, 3600, cost), is_cut_off=True, iteration=Interval(step, step, step), cycle_seconds=step)
-        for name, cost, step in (("T4", 0.35, 2.0), ("H100-SXM-80GB", 3.5, 0.1))
-    )
-    ranking = rank(Predictions((slow, fast)))
-    assert ranking.per_iteration
-    assert names(ranking)[:2] == ("H100-SXM-80GB", "H100-SXM-80GB")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def resources(text: str) -> dict[str, Any]:
     return document["resources"]
 
 
-def test_a_task_rents_the_machine_of_the_offer() -> None:
+def test_task_rents_the_whole_machine_of_its_offer() -> None:
     text = sky_task(offer(), run="python train.py --epochs 3", name="digits", prediction=T4)
     assert yaml.safe_load(text) == {
         "name": "digits",
@@ -56,16 +56,6 @@ def test_a_task_rents_the_machine_of_the_offer() -> None:
         "run": "python train.py --epochs 3",
     }
     assert text.startswith("# AWS g5.xlarge (2026-09-17): $1.01/h for 1 x A10G.\n# Predicted on one A10G: 3 h 12 min")
-
-
-def test_spot_offers_and_user_text_are_written_as_skypilot_reads_them() -> None:
-    assert resources(sky_task(offer(spot=True)))["use_spot"] is True
-    text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
-    document = yaml.safe_load(text)
-    assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
-
-
-def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None:
     text = sky_task(offer(provider="Lambda", instance="gpu_8x_v100", gpu="V100-SXM2-16GB", num_gpus=8, region=None))
     assert resources(text) == {
         "cloud": "lambda",
@@ -74,6 +64,13 @@ def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None
         "use_spot": False,
     }
     assert "# The machine has 8 GPUs, and all are paid for." in text
+
+
+def test_spot_offers_and_user_text_are_written_as_skypilot_reads_them() -> None:
+    assert resources(sky_task(offer(spot=True)))["use_spot"] is True
+    text = sky_task(offer(), run="echo '#: {'\nset -e", name="- [x]: #")
+    document = yaml.safe_load(text)
+    assert (document["run"], document["name"]) == ("echo '#: {'\nset -e", "- [x]: #")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_skypilot_name_finds_gpu_or_another_form(name: str) -> None:
     assert gpu(sky_accelerator(name)).architecture == gpu(name).architecture
 
 
-def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
+def test_machine_to_rent_costs_the_least_and_prices_the_prediction() -> None:
     eight = offer(instance="big", num_gpus=8, usd_per_hour=4.0)  # $0.50 a GPU, but $4 to pay
     small = offer(instance="small", usd_per_hour=0.9)
     stale = offer(instance="old", usd_per_hour=0.1, date="2024-01-01")
@@ -133,10 +130,7 @@ def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
         machine_to_rent("A10GG")
     with pytest.raises(UnknownOfferError):
         machine_to_rent("A10G", [])
-
-
-def test_task_rents_the_machine_that_prices_the_prediction() -> None:
-    """AWS's p4de.24xlarge is dearer than others' A100s of 80 GB; who asked for it rents it."""
+    # AWS's p4de.24xlarge is dearer than others' A100s of 80 GB; who asked for it rents it.
     named = with_values(T4, layout="2xp4de.24xlarge")
     task = yaml.safe_load(sky_task(machine_to_rent(named.layout), prediction=named))
     assert (task["resources"]["cloud"], task["resources"]["instance_type"]) == ("aws", "p4de.24xlarge")

@@ -193,11 +193,15 @@ def test_column_word_note_json_and_recommendation_agree(cache: int, gibibytes: f
     assert row.as_dict()["fits"] == (chance >= 0.5) == (rank(of(row)).fastest is not None)
 
 
-def test_loader_is_bottleneck_if_slower_than_step() -> None:
+def test_loader_is_the_bottleneck_and_the_heading_comes_first() -> None:
     rows = cells(of(with_values(T4, loader_seconds=0.020), with_values(H100, loader_seconds=0.020)))
     assert [row["bound by"] for row in rows] == ["device", "loader"]
     assert cells(of(with_values(T4, verdict=replace(DEVICE, is_doubtful=True))))[0]["bound by"] == "device?"
     assert [is_bound_by_links(row) for row in (ALONE, FOUR, EIGHT)] == [False, False, True]
+    headed = replace(FULL, heading="Rest of this run: 240,000 steps × batch 64")  # noqa: RUF001
+    assert plain_table(headed).splitlines()[:2] == [headed.heading, ""]
+    assert markdown_table(headed).startswith("**Rest of this run: 240,000 steps × batch 64**\n\n|")  # noqa: RUF001
+    assert printed(headed, 120).splitlines()[0] == headed.heading
 
 
 def test_gpus_limited_by_loader_share_the_row_of_the_cheapest() -> None:
@@ -249,14 +253,7 @@ def test_machine_in_use_is_the_first_row() -> None:
     assert (predicted[0]["GPU"], predicted[0]["step"], predicted[0]["(90 %)"]) == ("L4 (recorded)", "20.0 ms", "± 15 %")
 
 
-def test_heading_precedes_every_form_of_the_table() -> None:
-    headed = replace(FULL, heading="Rest of this run: 240,000 steps × batch 64")  # noqa: RUF001
-    assert plain_table(headed).splitlines()[:2] == [headed.heading, ""]
-    assert markdown_table(headed).startswith("**Rest of this run: 240,000 steps × batch 64**\n\n|")  # noqa: RUF001
-    assert printed(headed, 120).splitlines()[0] == headed.heading
-
-
-def test_brief_table_leaves_details_to_verbose() -> None:
+def test_brief_table_leaves_details_to_verbose_and_says_the_age_of_prices() -> None:
     noted = replace(FULL, notes=("The weights could not be fetched.", Note("cudnn.benchmark is off.", is_detail=True)))
     brief, full = plain_table(noted), plain_table(noted, verbose=True)
     for words in ("covered by", "Prices: ", "cudnn.benchmark is off.", "Interval (90 %): "):
@@ -268,9 +265,6 @@ def test_brief_table_leaves_details_to_verbose() -> None:
     # The interval, the GPU that networks never saw, what bounds the H100, and a detail.
     assert "verbose adds the methods, the sources of prices and" in brief
     assert "verbose adds" not in full
-
-
-def test_brief_table_says_from_when_to_when_its_prices_are() -> None:
     assert "the sources of prices (2026-03 to 2026-05-25)" in plain_table(of(*DATED))
     assert "the sources of prices (2026-03)" in plain_table(of(DATED[1]))
     assert "the sources of prices" in plain_table(FULL)
@@ -335,13 +329,6 @@ def listed(text: str, label: str) -> set[str]:
     return set(names[1].split(", "))
 
 
-def test_column_without_any_value_is_left_out_and_named() -> None:
-    text = plain_table(BARE, verbose=True)
-    assert "memory" not in text.partition("\n\n")[0]
-    assert listed(text, "Unknown for all rows") >= {"cost", "$/h", "memory (GiB)", "covered by"}
-    assert "unknown" in next(line for line in plain_table(FULL).splitlines() if line.startswith("K80"))
-
-
 def test_table_in_use_and_of_a_run_that_may_end_earlier_says_so() -> None:
     assert plain_table(FULL).splitlines()[2].startswith("T4 (recorded)  47.5 ms")
     assert plain_table(replace(FULL, is_running=True)).splitlines()[2].startswith("this T4 ")
@@ -361,7 +348,7 @@ def test_mostly_extrapolated_gpu_is_marked(tmp_path: Path) -> None:
     assert "MI300X †" in plain_table(of(replace(with_values(MINIMAL, extrapolated_share=0.0), layout=Layout(own))))
 
 
-def test_columns_without_room_are_named() -> None:
+def test_columns_without_room_or_values_are_named_and_cells_have_two_lines() -> None:
     wide, narrow = printed(TEN, 200, verbose=True), printed(TEN, 80, verbose=True)
     assert "Columns left out" not in wide
     assert "mlp 65 %, wave 20 %, roofline 10 %, measured 5 %" in wide
@@ -373,9 +360,10 @@ def test_columns_without_room_are_named() -> None:
     header = printed(Predictions(TEN.items_in_order[1:5]), 80).splitlines()[0]
     assert header.rstrip().endswith("bound by")
     assert "$/h" not in header
-
-
-def test_cell_has_at_most_two_lines() -> None:
+    text = plain_table(BARE, verbose=True)
+    assert "memory" not in text.partition("\n\n")[0]
+    assert listed(text, "Unknown for all rows") >= {"cost", "$/h", "memory (GiB)", "covered by"}
+    assert "unknown" in next(line for line in plain_table(FULL).splitlines() if line.startswith("K80"))
     # Without the interval of steps, what bounds them and the price: 75 characters, a gap, and "roofline 10 %, measured
     # 5 %" (28).
     two_lines, left_out = printed(TEN, 75 + 2 + 28, verbose=True), printed(TEN, 75 + 2 + 27, verbose=True)

@@ -26,7 +26,7 @@ def predicted(trace: Trace, gpu: object = "T4") -> Predictions:
     return predict(trace, gpus=[gpu], iterations=1000, history=False)  # type: ignore[list-item]
 
 
-def test_mfu_is_flops_over_the_dense_peak_of_the_dtype() -> None:
+def test_mfu_is_flops_of_the_measured_step_over_the_dense_peak() -> None:
     # Three products of 2 x 1024^3 FLOPs a step, in float32: 1 TFLOP/s on the SMALL.
     prediction = predicted(example_trace(SIZE, samples=16), SMALL_GPU)["SMALL"]
     assert prediction.model_flops == 3 * 2 * SIZE**3
@@ -35,9 +35,6 @@ def test_mfu_is_flops_over_the_dense_peak_of_the_dtype() -> None:
     assert prediction.mfu == pytest.approx(3 * 2 * SIZE**3 / prediction.iteration_seconds / 1e12)
     assert prediction.samples_per_second == pytest.approx(16 / prediction.iteration_seconds)
     assert prediction.tokens_per_second is None
-
-
-def test_the_measured_step_counts_where_there_is_one() -> None:
     trace = example_trace(SIZE, samples=16)
     measured = replace(trace, device="cuda:0", gpu_reported_name="Tesla T4", step_seconds=(0.1,))
     prediction = predicted(measured)["T4"]
@@ -77,7 +74,7 @@ def test_columns_are_added_by_name_or_title_with_the_date_of_prices() -> None:
     assert date in predictions.text(columns=["priced_on"]).splitlines()[4]
 
 
-def test_step_and_loader_multiply_to_the_total() -> None:
+def test_total_multiplies_steps_and_the_share_of_the_loader() -> None:
     # 50,000 steps of 15.0 ms, each after a wait of 10.4 ms: 25.4 ms, 41 % of them for the loader.
     trace = example_trace(SIZE, samples=16, loader_seconds=(0.0104,))
     predictions = predict(trace, gpus=["T4"], iterations=50_000, history=False)
@@ -88,9 +85,6 @@ def test_step_and_loader_multiply_to_the_total() -> None:
     assert "with loader" in printed
     assert f"loader {own.loader_share:.0%}".replace("%", " %") in printed
     assert "with loader" not in str(predicted(example_trace(SIZE)))
-
-
-def test_bottleneck_includes_share_of_loader() -> None:
     step = Interval(0.0150, 0.0150, 0.0150)
     waiting = with_values(example_prediction("T4", iteration=step, device_seconds=0.0150), cycle_seconds=0.0254)
     assert "loader 41 %" in str(Predictions((waiting,)))

@@ -17,7 +17,7 @@ SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
 SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={}),)
 
 
-def test_a_pair_differs_by_one_doubled_side() -> None:
+def test_pairs_differ_by_one_doubled_side_of_shapes_that_their_family_serves() -> None:
     pairs = doubling_pairs(SINGLE, SHAPES, [SMALL, BIG], count=400, seed=0)
     assert len(pairs.smaller.features) == len(pairs.larger.features) == 400
     names = SINGLE.feature_names(shape_batch("linear", "float32", m=1, n=1, k=1), [SMALL])
@@ -25,9 +25,6 @@ def test_a_pair_differs_by_one_doubled_side() -> None:
     growth = pairs.larger.features[:, sides] - pairs.smaller.features[:, sides]
     np.testing.assert_allclose(np.sort(growth, axis=1), np.tile([0.0, 0.0, 1.0], (400, 1)), atol=1e-5)
     assert (pairs.larger.log_reference >= pairs.smaller.log_reference).all()  # more work is never less
-
-
-def test_every_family_draws_shapes_that_it_serves() -> None:
     for recipe in RECIPES.values():
         pairs = doubling_pairs(recipe.family, recipe.shapes, [SMALL], count=60, seed=0)
         assert np.isfinite(pairs.smaller.features).all()

@@ -63,13 +63,24 @@ def test_interval_of_unseen_gpus_is_wider() -> None:
     assert medians == pytest.approx({"BIG": 1 - 1 / 1.5, "SMALL": 0.5}, abs=0.15)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others() -> None:
+def test_same_seed_gives_the_same_weights_and_leaves_the_callers_state_alone() -> None:
     rows = collect_rows(SINGLE, [group(SMALL, 500)], [SMALL])
     plan = replace(QUICK, steps=30)
     first, again, other = (train_network(rows, rows, plan, seed=seed) for seed in (0, 0, 1))
     for index in range(3):
         np.testing.assert_array_equal(first.layers[index].weight, again.layers[index].weight)
     assert not np.array_equal(first.layers[0].weight, other.layers[0].weight)
+    threads = torch.get_num_threads()
+    torch.manual_seed(5)
+    np.random.seed(5)
+    expected = (torch.rand(1), np.random.rand())
+    torch.manual_seed(5)
+    np.random.seed(5)
+    rows = collect_rows(SINGLE, [group(SMALL, 300)], [SMALL])
+    train_network(rows, rows, replace(QUICK, steps=5), seed=0)
+    assert torch.equal(torch.rand(1), expected[0])
+    assert np.random.rand() == expected[1]
+    assert torch.get_num_threads() == threads
 
 
 def test_machine_weight_zero_hides_gpu_features() -> None:
@@ -94,7 +105,7 @@ def test_fine_tuning_never_ends_worse_on_the_calibration_rows() -> None:
     assert after <= before * 1.01  # both are rounded to float16
 
 
-def test_a_launch_in_short_rows_is_not_taken_for_device_time() -> None:
+def test_short_rows_are_no_device_time_and_the_lowest_utilisation_is_a_quantile() -> None:
     launch = 50e-6
     batch = products(3000)
     device = measured(SMALL, batch)
@@ -106,27 +117,10 @@ def test_a_launch_in_short_rows_is_not_taken_for_device_time() -> None:
     truth = Group("SMALL", "neusight", batch, device, 0.0).take(clear)
     assert abs(np.median(log_errors(SINGLE, network, truth, SMALL))) < 0.1
     assert np.median(timed.seconds[clear] / device[clear]) > 1.2  # the value if the launch counted
-
-
-def test_the_lowest_utilisation_is_a_low_quantile_of_the_measured() -> None:
     batch = shape_batch("linear", "float32", m=64, n=64, k=np.arange(100, 1100))
     even = Group("SMALL", "synthetic", batch, measured(SMALL, batch), 0.0)
     rows = collect_rows(SINGLE, [even], [SMALL])
     assert lowest_utilisation(rows) == pytest.approx(np.quantile(law(batch), 0.001), rel=0.01)
-
-
-def test_training_leaves_the_callers_random_state_and_threads_alone() -> None:
-    threads = torch.get_num_threads()
-    torch.manual_seed(5)
-    np.random.seed(5)
-    expected = (torch.rand(1), np.random.rand())
-    torch.manual_seed(5)
-    np.random.seed(5)
-    rows = collect_rows(SINGLE, [group(SMALL, 300)], [SMALL])
-    train_network(rows, rows, replace(QUICK, steps=5), seed=0)
-    assert torch.equal(torch.rand(1), expected[0])
-    assert np.random.rand() == expected[1]
-    assert torch.get_num_threads() == threads
 
 
 def test_features_of_a_single_value_go_into_the_bias_and_predict_the_same() -> None:

@@ -48,7 +48,9 @@ def test_the_error_on_rows_that_no_fit_saw_falls(tuned: tuple[Path, tuple[OwnSco
         assert score.coverage > 0.75
 
 
-def test_unmeasured_families_keep_shipped_weights(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
+def test_unmeasured_families_keep_weights_and_the_manifest_lists_the_measured(
+    tuned: tuple[Path, tuple[OwnScore, ...]],
+) -> None:
     mine = load_weights(["T4", "RTX-4090", "L4"], WeightsSource(path=str(tuned[0]), offline=True))
     shipped = load_weights(["T4", "RTX-4090", "L4"])
     assert set(mine.gpus["T4"].families) == set(shipped.gpus["T4"].families)
@@ -58,9 +60,6 @@ def test_unmeasured_families_keep_shipped_weights(tuned: tuple[Path, tuple[OwnSc
     assert mine.gpus["L4"] is shipped.gpus["L4"] or mine.gpus["L4"].recipe == shipped.gpus["L4"].recipe
     assert mine.cross_gpu_model.recipe == shipped.cross_gpu_model.recipe
     assert mine.cross_gpu_model.gpu == CROSS_GPU
-
-
-def test_manifest_lists_measured_operations(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
     entry = known(read_manifest(tuned[0])).files["RTX-4090.safetensors"]
     assert entry.trained_on == ("one's own measurements",)
     (score,) = (score for score in tuned[1] if score.gpu == "RTX-4090")
@@ -96,16 +95,13 @@ def test_network_that_makes_a_recorded_step_worse_is_refused(
     assert ("T4.safetensors" in known(read_manifest(tmp_path / "weights")).files) == (refused is None)
 
 
-def test_manifest_counts_no_rows_of_a_refused_network(tmp_path: Path) -> None:
+def test_manifest_leaves_refused_rows_out_and_replays_are_subtracted(tmp_path: Path) -> None:
     write_own_table(tmp_path, [gpu("T4")], rows=900)
     shipped = load_weights(["T4"])
     (refused,) = tuning._tasks(gpu("T4"), read_own_tables(tmp_path), shipped, 0)
     factors = {"T4": {"relu/float32": MeasuredFactor(factor=1.1, half_width=0.1, rows=12)}}
     tuning._write({"T4": {}}, factors, [refused], [], shipped, tmp_path / "weights", 0)
     assert known(read_manifest(tmp_path / "weights")).files["T4.safetensors"].rows == 12
-
-
-def test_replay_of_a_graph_is_subtracted_from_rows(tmp_path: Path) -> None:
     write_own_table(tmp_path, [gpu("T4")], rows=200)
     (table,) = read_own_tables(tmp_path)
     written = np.sort(measured(gpu("T4"), table.batch))
