@@ -83,7 +83,6 @@ TRIALS_SHARE: Final = 0.14
 convolutions write all bytes of the forward pass. It is proportional to their share of these bytes."""
 
 SURE: Final = 0.01  # Difference of probabilities that needs no simulation of a full GPU
-
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)  # Interval around a measured peak of allocated memory, as factors
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)

@@ -191,8 +191,7 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
     return dict(sorted(rows.items()))
 
 
-OLDER: Final = "graph"
-"""Value in the column `timed` of earlier releases, whose times include a replay."""
+OLDER: Final = "graph"  # Value in the column `timed` of earlier releases, whose times include a replay
 
 
 LAUNCH_MILLISECONDS: Final = 0.03  # Minimum duration of a warm replay that hides the host's launch

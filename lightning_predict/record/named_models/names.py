@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, cast, final, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from lightning_predict.base.checked import Checked, read_json, shown
 from lightning_predict.base.errors import CatalogueError, InvalidArgumentError
@@ -33,23 +33,17 @@ EXAMPLES: Final = (
 _KEYS: Final[dict[str, Library]] = {"_class_name": "diffusers", "model_type": "hf", "architecture": "timm"}
 """Libraries by the key that identifies their config.json."""
 
-_DENOISERS: Final = ("unet", "transformer")
-"""Folders of a diffusers pipeline that may contain the trained model."""
+_DENOISERS: Final = ("unet", "transformer")  # Folders of a diffusers pipeline that may contain the trained model
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """A model to build.
-
-    Attributes:
-        configuration: Content of a config.json; None if only the name is given.
-    """
+    """A model to build."""
 
     text: str
     library: Library
     name: str
-    configuration: dict[str, Any] | None = None
+    configuration: dict[str, Any] | None = None  # Content of a config.json; None if only the name is given
 
 
 def parse_model_name(text: str) -> ModelName:
@@ -148,11 +142,10 @@ def _configured(text: str, file: Path) -> ModelName:
 
 MODELS_FILE: Final = Path(__file__).with_name("models.json")
 
-_WEIGHT_WORDS: Final = frozenset(
+_WEIGHT_WORDS: Final = frozenset(  # Words of names that say how weights were trained or stored
     "instruct it chat hf sft dpo thinking reasoning preview coder math code python bnb 4bit 8bit fp8 bf16 unsloth gptq "
     "awq int4 int8 deduped finetuned guard embedding reranker".split()
 )
-"""Words of names that say how weights were trained or stored."""
 
 _SHAPE_WORDS: Final = frozenset(
     "nano tiny mini small medium base large huge giant xl xxl lite air turbo distilled distil moe vl vision visual "
@@ -168,23 +161,15 @@ _SIZE: Final = re.compile(r"\d+(\.\d+)?[bm]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedModel:
-    """Configuration of an open model.
+    """Configuration of an open model."""
 
-    Attributes:
-        name: Name of the model on the Hugging Face Hub.
-        also: Names of models with the same configuration.
-        config: Keys of the model's config.json that determine operations and shapes.
-        date: ISO date of the source, or of reading the source.
-        doubt: In what the configuration may differ from the model's own; None if the source is its own.
-    """
-
-    name: str
-    also: tuple[str, ...]
-    config: Mapping[str, Any]
+    name: str  # Name of the model on the Hugging Face Hub
+    also: tuple[str, ...]  # Names of models with the same configuration
+    config: Mapping[str, Any]  # Keys of the model's config.json that determine operations and shapes
     source: str
     url: str
-    date: str
-    doubt: str | None
+    date: str  # ISO date of the source, or of reading the source
+    doubt: str | None  # In what the configuration may differ from the model's own; None if the source is its own
 
     @property
     def names(self) -> tuple[str, ...]:

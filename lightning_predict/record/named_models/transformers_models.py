@@ -33,11 +33,9 @@ _CLASSIFIERS: Final = ("ForSequenceClassification", "ForImageClassification", "F
 """Suffixes of architecture names whose labels are one class per sample."""
 
 _PAIRS: Final = ("CLIPModel", "SiglipModel")  # Suffixes of names of models that compare texts with images
+_POSITIONS: Final = ("max_position_embeddings", "n_positions")  # Keys of the number of positions
 
-_POSITIONS: Final = ("max_position_embeddings", "n_positions")
-"""Keys of the number of positions."""
-
-_OTHERS: Final = (
+_OTHERS: Final = (  # Suffixes of architecture names with a loss of their own
     "ForCTC",
     "ForSemanticSegmentation",
     "ForPreTraining",
@@ -45,7 +43,6 @@ _OTHERS: Final = (
     "ForDepthEstimation",
     *_PAIRS,
 )
-"""Suffixes of architecture names with a loss of their own."""
 
 _WRITERS: Final = ("ForConditionalGeneration", "VisionEncoderDecoderModel")
 """Suffixes of names of models that write a text for an image."""
@@ -135,12 +132,11 @@ def _loss_of_boxes(model: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], 
 
 _FEATURES: Final = ("last_hidden_state", "pred_masks", "predicted_depth")
 
-_LOSSES: Final = {
+_LOSSES: Final = {  # Losses of models that compute none, by the names in their batch
     frozenset({"input_ids"}): _loss_of_pairs,
     frozenset({"pixel_values", "features"}): _loss_of_features,
     frozenset({"pixel_values", "boxes"}): _loss_of_boxes,
 }
-"""Losses of models that compute none, by the names in their batch."""
 
 
 def _preference_loss(
