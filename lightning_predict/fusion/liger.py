@@ -13,18 +13,14 @@ from typing import Final
 
 from lightning_predict.fusion.kernels import OUTSIDE, PICKS_WORDS, fused
 from lightning_predict.fusion.losses import loss_places, with_chunked_loss
-from lightning_predict.record.trace import Operation, Trace
+from lightning_predict.record.trace import Trace
 
 ROW_NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm"})
 
-_WRITTEN_NORM: Final = frozenset({"aten::mean", "aten::rsqrt"})
-_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"})
-
-_GATES: Final = frozenset({"aten::silu", "aten::gelu"})
-_GATES_BACKWARD: Final = frozenset({f"{name}_backward" for name in _GATES})
-
-_ROTATION: Final = frozenset({"aten::neg", "aten::cat"})
-_ROTATES: Final = frozenset({*_ROTATION, "aten::mul", "aten::add", "aten::slice_backward"})
+_WRITTEN_NORM: Final = {"aten::mean", "aten::rsqrt"}
+_PRODUCTS: Final = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
+_GATES: Final = ("aten::silu", "aten::gelu")
+_ROTATES: Final = ("aten::neg", "aten::cat", "aten::mul", "aten::add", "aten::slice_backward")
 
 
 def with_liger(trace: Trace) -> Trace:
@@ -46,18 +42,26 @@ def has_row_norms(trace: Trace) -> bool:
 def places_of_liger(trace: Trace) -> Set[int]:
     """Return the places of the operations that Liger's kernels compute."""
     norms, widths = _modules_of_norms(trace), _rotated_widths(trace)
-    gates, others = _gated(trace)
+    forward = [operation for operation in trace.operations if operation.phase == "forward"]
+    activations = {one.outputs[0].id: one.inputs[0].id for one in forward if one.name in _GATES}
+    factors: set[int | None] = set()  # what products of an activation and another tensor of its size read
+    for operation in forward:
+        ids = {tensor.id for tensor in operation.inputs}
+        sizes = {tensor.elements for tensor in operation.inputs}
+        if operation.name == "aten::mul" and len(ids) == 2 and len(sizes) == 1 and not ids.isdisjoint(activations):
+            factors |= ids
+    gates = {activations[number] for number in factors.intersection(activations)}
     places = loss_places(trace) if _predicts_words(trace) else set()
     for place, operation in enumerate(trace.operations):
-        name, read = operation.name, {tensor.id for tensor in operation.inputs}
+        name, read = operation.name, [tensor.id for tensor in operation.inputs]
         width = operation.outputs[0].shape[-1:] if operation.outputs else ()
         if (
             name.removesuffix("_backward") in ROW_NORMS
             or (operation.module in norms and operation.phase != "optimizer")
             or (name in _ROTATES and width in widths[operation.module])
-            or (name in _GATES and operation.outputs[0].id in gates)
-            or (name in _GATES_BACKWARD and operation.inputs[1].id in gates.values())
-            or (name == "aten::mul" and not read.isdisjoint(others))
+            or (name in _GATES and operation.outputs[0].id in factors)
+            or (name.removesuffix("_backward") in _GATES and len(read) > 1 and read[1] in gates)
+            or (name == "aten::mul" and not factors.isdisjoint(read))
         ):
             places.add(place)
     return places
@@ -80,33 +84,11 @@ def _modules_of_norms(trace: Trace) -> Set[str | None]:
 
 def _rotated_widths(trace: Trace) -> defaultdict[str | None, set[tuple[int, ...]]]:
     """Return the widths of the tensors, and of their halves, that a module rotates: `cat(-second, first) * sin`."""
-    negative: dict[int | None, str | None] = {}
+    negated = {(one.outputs[0].id, one.module) for one in trace.operations if one.name == "aten::neg"}
     widths: defaultdict[str | None, set[tuple[int, ...]]] = defaultdict(set)
     for operation in trace.operations:
-        if operation.name == "aten::neg" and operation.phase == "forward":
-            negative[operation.outputs[0].id] = operation.module
-        elif operation.name == "aten::cat" and any(
-            tensor.id in negative and negative[tensor.id] == operation.module for tensor in operation.inputs
-        ):
+        read = {(tensor.id, operation.module) for tensor in operation.inputs}
+        if operation.name == "aten::cat" and not negated.isdisjoint(read):
             (width,) = operation.outputs[0].shape[-1:]
             widths[operation.module] |= {(width,), (width // 2,)}
     return widths
-
-
-def _gated(trace: Trace) -> tuple[dict[int | None, int | None], Set[int | None]]:
-    """Return the input of each gated activation, by the id of its result, and all that the gating products read."""
-    inputs: dict[int | None, Operation] = {}
-    gates: dict[int | None, int | None] = {}
-    others: set[int | None] = set()
-    for operation in trace.operations:
-        if operation.phase != "forward":
-            continue
-        if operation.name in _GATES:
-            inputs[operation.outputs[0].id] = operation
-        elif operation.name == "aten::mul" and len(operation.inputs) == 2:
-            first, second = (tensor.id for tensor in operation.inputs)
-            made = next((number for number in (first, second) if number in inputs), None)
-            if made is not None and first != second and len({tensor.elements for tensor in operation.inputs}) == 1:
-                gates[made] = inputs[made].inputs[0].id
-                others |= {first, second}
-    return gates, others - {None}

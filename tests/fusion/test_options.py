@@ -27,6 +27,7 @@ from lightning_predict.record.signatures import FUSED
 from lightning_predict.record.trace import OtherStep
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # the fixture
+from tests.fusion.test_joint_graph import MODELS, Perceptron
 
 A100 = "A100-SXM-80GB"
 predict = partial(lp.predict, gpus=["L4"], history=False)
@@ -242,45 +243,15 @@ def test_liger_chunks_the_loss_of_a_trained_or_frozen_output_layer(words: lp.Tra
     assert sum(one.name in ("aten::mm", "aten::addmm") for one in chunked) == 2 * 32
 
 
-class Gated(nn.Module):
-    """GELU written out, with a residual; before it an RMS norm written out, and a gated activation."""
-
-    def __init__(self, *, is_gated: bool) -> None:
-        super().__init__()
-        self.norm, self.is_gated = WrittenNorm(), is_gated
-        self.gate, self.up = (nn.Linear(512, 512, bias=False) for _ in range(2))
-
-    def forward(self, data: Tensor) -> Tensor:
-        wide = self.up(data)
-        if self.is_gated:
-            normal = self.norm(data)
-            wide = nn.functional.silu(self.gate(normal)) * self.up(normal)
-        inner = 0.79 * (wide + 0.044715 * torch.pow(wide, 3))
-        result: Tensor = data + 0.5 * wide * (1 + torch.tanh(inner))
-        return result
-
-
-class WrittenNorm(nn.Module):
-    """RMS norm as Hugging Face writes it."""
-
-    def forward(self, data: Tensor) -> Tensor:
-        wide = data.to(torch.float32)
-        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return normal.to(data.dtype)
-
-
 def test_liger_replaces_norms_and_gated_activations_and_no_gelu_written_out() -> None:
-    both, gelu = (
-        step_of(Gated(is_gated=is_gated).bfloat16(), 4096, 512, dtype=torch.bfloat16) for is_gated in (True, False)
-    )
-    fused = with_kernels(both, ["liger"])
-    inside = [set(one.arguments["operations"]) for one in fused.operations if one.name == FUSED]
-    assert any("aten::rsqrt" in names for names in inside)
-    assert {"aten::silu", "aten::mul"} in inside
-    assert not any("aten::tanh" in names for names in inside)
-    assert kernels_of(with_kernels(both, ["compile"])) > 0
+    model, (rows,) = MODELS["SwiGLU"]
+    fused = with_kernels(lp.capture(lambda: model(rows).backward(), warmup_steps=0), ["liger"])
+    inside = {name for one in fused.operations if one.name == FUSED for name in one.arguments["operations"]}
+    norm = "aten::_fused_rms_norm"  # the residual and the loss, whose sum and square are outside, run as recorded
+    assert inside == {norm, f"{norm}_backward", "aten::silu", "aten::silu_backward", "aten::mul"}
+    written = Perceptron(lambda data: 0.5 * data * (1 + torch.tanh(0.79 * (data + 0.044715 * data**3))))
     with pytest.raises(InvalidArgumentError, match="the step has no layer or RMS norm, rotary positions, gated activa"):
-        predict(gelu, kernels="liger")
+        predict(lp.capture(lambda: written(rows).backward(), warmup_steps=0), kernels="liger")
 
 
 class Captions(nn.Module):
