@@ -143,7 +143,7 @@ def test_measured_step_is_used_on_the_gpu_in_use_if_it_is_in_the_catalogue() -> 
     assert gpu_in_use(TRACE) is None
 
 
-def test_measured_kernels_correct_predictions_of_other_gpus() -> None:
+def test_measured_kernels_or_steps_correct_predictions_of_other_gpus() -> None:
     alone = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "L4"])
     direct = alone["L4"].device_seconds
     ratio = 0.040 * direct / alone["T4"].device_seconds
@@ -154,10 +154,6 @@ def test_measured_kernels_correct_predictions_of_other_gpus() -> None:
     assert min(direct, ratio) < scaled < max(direct, ratio)
     by_ratio = lp.predict(measured_trace(), gpus=["L4"], method="mlp")["L4"]
     assert by_ratio.device_seconds == pytest.approx(ratio)
-
-
-def test_measured_step_without_kernels_corrects_other_gpus() -> None:
-    alone = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "L4"])
     predicted = alone["T4"].iteration_seconds
     result = lp.predict(replace(measured_trace(), operations=(PRODUCT,)), gpus=["T4", "L4"])
     assert result["T4"].unmeasured_seconds == pytest.approx(predicted)

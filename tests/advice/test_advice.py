@@ -160,7 +160,7 @@ def test_refuted_simulations_show_no_gain_and_must_beat_a_constant(advice: lp.Ad
     assert PROVEN.words == "simulated, 5 % off in the median (a constant 6 %): 10 pairs, pairs"
 
 
-def test_old_torch_releases_have_their_own_evidence() -> None:
+def test_evidence_depends_on_the_release_autocast_and_number_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = replace(
         trained(8), operations=tuple(operation for operation in trained(8).operations if operation.phase == "forward")
     )
@@ -171,12 +171,6 @@ def test_old_torch_releases_have_their_own_evidence() -> None:
             is GAIN_CALIBRATION[f"channels_last infer{row}"]
         )
     assert calibration_for(change, replace(forward, software={})) is GAIN_CALIBRATION["channels_last infer"]
-
-
-def test_too_few_pairs_are_no_evidence_and_autocast_steps_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = replace(
-        trained(8), operations=tuple(operation for operation in trained(8).operations if operation.phase == "forward")
-    )
     plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
     assert calibration_for(CHANGES["compile"], plain) is GAIN_CALIBRATION["compile infer"]
     assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]

@@ -213,17 +213,12 @@ def test_a_compressed_matrix_counts_its_values_and_both_of_its_indices(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_sparse_gradient_is_as_large_as_the_rows_it_holds() -> None:
+def test_sparse_gradients_and_their_updates_are_as_large_as_their_rows() -> None:
     table = torch.nn.Embedding(100_000, 16, sparse=True)
     trace = recorded(lambda: table(torch.tensor([1, 2, 3])).sum().backward())
     largest = max(tensor.size_bytes for one in trace.operations if one.phase == "backward" for tensor in one.outputs)
     # Three rows of 16 numbers of 4 bytes, and three places of 8.
     assert largest == 3 * (16 * 4 + 8)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_an_update_by_a_sparse_gradient_touches_its_rows_and_not_the_table() -> None:
-    table = torch.nn.Embedding(100_000, 16, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters())
 
     def step() -> None:

@@ -213,7 +213,7 @@ def test_recomputed_operations_of_a_block(names: Sequence[str], recompute: Recom
 # --- Pipelines
 
 
-def test_pipeline_of_two_stages() -> None:
+def test_pipelines_of_two_and_interleaved_stages_by_hand() -> None:
     # Two blocks a stage, four micro-batches: 2 x 7.3 / 4 s each; 4 + 2 - 1 turns, and half of the update.
     prediction = step_on(4, "pipeline=2,micro_batches=4", 2)
     assert prediction.seconds == pytest.approx(with_wait((5 * 2 * 7.3 / 4 + UPDATE / 2), 2), rel=NORMS_REL)
@@ -227,6 +227,19 @@ def test_pipeline_of_two_stages() -> None:
     slower = step_on(4, "pipeline=2,micro_batches=4", 2, links=bus(STREAM_BYTES / 4 / 0.1))
     assert slower.communication_seconds == pytest.approx(4 * 0.1, rel=1e-2)
     assert slower.seconds - prediction.seconds == pytest.approx(5 * 0.1, rel=3e-2)
+    # Four blocks, two stages of two parts each, four micro-batches of 14.6 / 4 s a stage: 4 + 1 / 2 turns.
+    prediction = step_on(4, "pipeline=2,virtual=2,micro_batches=4", 2)
+    assert prediction.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=NORMS_REL)
+    # Each micro-batch is sent three times as often between the two: out, back and out again.
+    trace, seconds = trace_of(4)
+    words = "pipeline=2,micro_batches=4"
+    assert [stages_of(trace, own, seconds)[0].sent_tensors for own in (words, f"{words},virtual=2")] == [1, 3]
+    # Two replicas of two stages: the exchange over slow links overlaps with twice the passes, of as much work.
+    links = bus(WEIGHT_BYTES / 0.2)
+    late, early = (
+        step_on(4, f"{words},virtual=2{more}", 4, links=links).seconds for more in (",overlap_grad_reduce=false", "")
+    )
+    assert early < late
 
 
 def test_slowest_stage_limits_pipeline_and_zero_bubble_fills_it() -> None:
@@ -241,22 +254,6 @@ def test_slowest_stage_limits_pipeline_and_zero_bubble_fills_it() -> None:
     prediction = step_on(4, strategy, 2)
     assert prediction.seconds <= step_on(4, "pipeline=2,micro_batches=4", 2).seconds
     assert any("gradients of weights where a stage would wait" in note for note in prediction.notes)
-
-
-def test_interleaved_pipeline_has_half_the_bubble_and_more_transfers() -> None:
-    # Four blocks, two stages of two parts each, four micro-batches of 14.6 / 4 s a stage: 4 + 1 / 2 turns.
-    prediction = step_on(4, "pipeline=2,virtual=2,micro_batches=4", 2)
-    assert prediction.seconds == pytest.approx(with_wait(4.5 * 2 * 7.3 / 4 + UPDATE / 2, 2), rel=NORMS_REL)
-    # Each micro-batch is sent three times as often between the two: out, back and out again.
-    trace, seconds = trace_of(4)
-    words = "pipeline=2,micro_batches=4"
-    assert [stages_of(trace, own, seconds)[0].sent_tensors for own in (words, f"{words},virtual=2")] == [1, 3]
-    # Two replicas of two stages: the exchange over slow links overlaps with twice the passes, of as much work.
-    links = bus(WEIGHT_BYTES / 0.2)
-    late, early = (
-        step_on(4, f"{words},virtual=2{more}", 4, links=links).seconds for more in (",overlap_grad_reduce=false", "")
-    )
-    assert early < late
 
 
 def test_micro_batches_without_pipeline_run_one_after_another() -> None:

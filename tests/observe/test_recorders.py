@@ -286,7 +286,7 @@ def test_skipped_updates_are_recorded_again_and_unseen_ones_taken_as_they_are() 
     assert traces[-1].recorder == "session 4"
 
 
-def test_a_window_in_which_code_was_compiled_is_recorded_again() -> None:
+def test_compiled_and_periodic_windows_are_recorded_again_when_due() -> None:
     loop = Loop()
     # The first window compiles, and autograd makes more nodes while it does.
     loop.batch(9.0, nodes=70, compiles=True)
@@ -294,9 +294,6 @@ def test_a_window_in_which_code_was_compiled_is_recorded_again() -> None:
     assert loop.batch(3.0, nodes=40, compiles=True) is None
     trace = known(loop.batch(1.0, nodes=7))
     assert (trace.recorder, trace.other_steps) == ("session 1", ())
-
-
-def test_a_kind_that_comes_with_a_known_period_is_recorded_when_it_is_due() -> None:
     # Every tenth window is another one: seen at 0 and, after the capture, at 10; due and recorded at 20; timed at 30.
     loop = Loop()
     traces = {number: loop.batch(1.0, nodes=9 if number % 10 == 0 else 7) for number in range(40)}

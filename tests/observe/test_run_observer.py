@@ -114,7 +114,7 @@ def test_first_batches_after_the_first_validation_and_after_doubled_epochs_are_m
     assert milestones == sorted({1, 2, 4, first})
 
 
-def test_wait_may_be_as_long_as_the_first_while_prefetched_batches_last() -> None:
+def test_waits_of_the_first_epoch_last_as_long_as_prefetched_batches() -> None:
     fit = Fit()
     fit.clock.buffered = 4
     fit.clock.on_epoch_start()
@@ -125,6 +125,20 @@ def test_wait_may_be_as_long_as_the_first_while_prefetched_batches_last() -> Non
     for _ in range(8):
         fit.batch(wait=0.0)
     assert fit.batch_times(workers=2).wait.high < 0.1
+    fit = Fit()
+    fit.clock.on_epoch_start()
+    for _ in range(21):
+        fit.batch(wait=0.5)
+    times = fit.batch_times()
+    assert times.wait.middle == 0.5
+    assert times.later_wait.low == pytest.approx(times.wait.low / 3)
+    assert times.later_wait.middle == 0.5
+    fit.clock.on_epoch_end()
+    fit.clock.on_epoch_start()
+    for _ in range(40):
+        fit.batch(wait=0.5)
+    assert fit.batch_times().later_wait == fit.batch_times().wait
+    assert fit.batch_times().wait.middle == pytest.approx(0.5)
 
 
 def test_device_works_through_waits_and_the_end_of_an_epoch() -> None:
@@ -181,23 +195,6 @@ def test_a_step_recorded_without_kernels_launches_one_an_operation(kernels: int)
     for _ in range(20):
         fit.batch(0.75, wait=0.0)
     assert fit.batch_times().step_seconds == pytest.approx(1.0 if kernels else 0.75)
-
-
-def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
-    fit = Fit()
-    fit.clock.on_epoch_start()
-    for _ in range(21):
-        fit.batch(wait=0.5)
-    times = fit.batch_times()
-    assert times.wait.middle == 0.5
-    assert times.later_wait.low == pytest.approx(times.wait.low / 3)
-    assert times.later_wait.middle == 0.5
-    fit.clock.on_epoch_end()
-    fit.clock.on_epoch_start()
-    for _ in range(40):
-        fit.batch(wait=0.5)
-    assert fit.batch_times().later_wait == fit.batch_times().wait
-    assert fit.batch_times().wait.middle == pytest.approx(0.5)
 
 
 def test_two_callbacks_tell_it_as_one_does() -> None:

@@ -51,7 +51,7 @@ def test_probability_or_price_of_lateness_decides_between_machines() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_without_uncertainty_the_expected_cost_is_the_cost_of_the_plan(seed: int) -> None:
+def test_expected_cost_is_the_plans_without_uncertainty_and_no_candidates_is_lower(seed: int) -> None:
     problem = crowd(5, 2, seed=seed)
     certain = tuple(replace(job, low_factor=1.0, high_factor=1.0, spreads={}) for job in problem.jobs)
     problem = replace(problem, jobs=certain)
@@ -63,11 +63,6 @@ def test_without_uncertainty_the_expected_cost_is_the_cost_of_the_plan(seed: int
         assert outlook.tardiness_usd == pytest.approx(plan.tardiness_usd), candidate.name
         late = {outcome.job for outcome in plan.outcomes if outcome.tardiness_seconds > 1e-3}
         assert {name for name, chance in outlook.in_time.items() if chance < 0.5} == late
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_no_candidate_has_a_lower_expected_cost_than_the_plan(seed: int) -> None:
-    problem = crowd(5, 2, seed=seed)
     best = cheapest_plan(problem)
     assert best.outlook is not None
     draws = time_draws(problem, None)

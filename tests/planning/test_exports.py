@@ -426,7 +426,7 @@ def products(pod: dict[str, Any]) -> list[str]:
     return values
 
 
-def test_kueue_job_is_suspended_on_its_instance_type_with_its_claim_mounted() -> None:
+def test_kueue_job_has_its_instance_type_image_and_claim() -> None:
     problem = rented()
     files = kueue_jobs(simulate(problem, SHARING_BASELINES[0]), problem)
     document = yaml.safe_load(files["run-g5-12xlarge.kueue.yml"])
@@ -448,9 +448,6 @@ def test_kueue_job_is_suspended_on_its_instance_type_with_its_claim_mounted() ->
     assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": "runs"}}
     assert mount["mountPath"] == "/shared/runs"
     assert {"name": "CHECKPOINTS", "value": "/shared/runs"} in pod["containers"][0]["env"]
-
-
-def test_kueue_job_needs_an_image_a_claim_for_its_folder_and_one_machine() -> None:
     problem = rented()
     plan = simulate(problem, SHARING_BASELINES[0])
     with pytest.raises(PlanningFormatError, match=r"no container image for .*Add image: to each"):

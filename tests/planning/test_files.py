@@ -215,7 +215,7 @@ jobs:
 """
 
 
-def test_a_state_says_how_far_jobs_are(tmp_path: Path) -> None:
+def test_state_says_how_far_and_how_fast_jobs_are(tmp_path: Path) -> None:
     path = tmp_path / "state.yaml"
     path.write_text(STATE, encoding="utf-8")
     situation = read_situation(path, TWO_JOBS)
@@ -229,6 +229,21 @@ def test_a_state_says_how_far_jobs_are(tmp_path: Path) -> None:
     )
     # The rest of a takes a quarter of an hour on large, b two hours on small.
     assert cheapest_plan(STAYING, since=situation).machine_usd == pytest.approx(0.25 * 6 + 2)
+    path = tmp_path / "state.yaml"
+    path.write_text(
+        "{now_hours: 1, jobs: {a: {done: 0.2, node: 0, machine: large, num_gpus: 1, measured_hours: 5}}}",
+        encoding="utf-8",
+    )
+    problem = read_problem(written(tmp_path, DOCUMENT))
+    assert read_situation(path, problem).measured == {"a": {on("large", 1): 5 * HOUR}}
+    path.write_text("{now_hours: 1, jobs: {a: {done: 0.2, measured_hours: 5}}}", encoding="utf-8")
+    with pytest.raises(PlanningFormatError, match="machine"):  # where it took so long
+        read_situation(path, problem)
+    path.write_text(
+        "{now_hours: 1, jobs: {a: {done: 0.2, machine: large, num_gpus: 1, measured_hours: 0}}}", encoding="utf-8"
+    )
+    with pytest.raises(InvalidArgumentError, match="'a' was measured to take 0 s on 1 GPUs of 'large'; expected"):
+        read_situation(path, problem)
 
 
 def test_state_says_which_jobs_have_ended_and_what_was_spent(tmp_path: Path) -> None:
@@ -284,24 +299,6 @@ def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_p
         read_problem(written(tmp_path, document | {"machines": [spot | {"spot": "gpu_1x_a10"}]}))
     with pytest.raises(InvalidArgumentError, match=r"'g5\.xlarge spot' may be interrupted, and checkpoint_seconds"):
         read_problem(written(tmp_path, {key: value for key, value in document.items() if key != "checkpoint_seconds"}))
-
-
-def test_a_state_says_how_fast_a_job_turned_out(tmp_path: Path) -> None:
-    path = tmp_path / "state.yaml"
-    path.write_text(
-        "{now_hours: 1, jobs: {a: {done: 0.2, node: 0, machine: large, num_gpus: 1, measured_hours: 5}}}",
-        encoding="utf-8",
-    )
-    problem = read_problem(written(tmp_path, DOCUMENT))
-    assert read_situation(path, problem).measured == {"a": {on("large", 1): 5 * HOUR}}
-    path.write_text("{now_hours: 1, jobs: {a: {done: 0.2, measured_hours: 5}}}", encoding="utf-8")
-    with pytest.raises(PlanningFormatError, match="machine"):  # where it took so long
-        read_situation(path, problem)
-    path.write_text(
-        "{now_hours: 1, jobs: {a: {done: 0.2, machine: large, num_gpus: 1, measured_hours: 0}}}", encoding="utf-8"
-    )
-    with pytest.raises(InvalidArgumentError, match="'a' was measured to take 0 s on 1 GPUs of 'large'; expected"):
-        read_situation(path, problem)
 
 
 def test_a_situation_is_read_from_the_files_that_jobs_keep(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.planning.example import HOUR, SMALL, TWO_JOBS, at_start, job, on
 HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)  # A horizon of one hour makes the sums easy
 
 
-def test_a_cell_is_the_share_after_the_horizon_and_the_tardiness() -> None:
+def test_cells_and_waiting_cost_their_share_after_the_horizon_and_tardiness() -> None:
     options = options_of(HOURLY, at_start(HOURLY))
     assert options.jobs == ("a", "b")
     assert options.configurations == (on("large", 4), on("small", 1))
@@ -32,10 +32,6 @@ def test_a_cell_is_the_share_after_the_horizon_and_the_tardiness() -> None:
     # b on small: 1 h × 1 $ afterwards, in time; it cannot run on large.
     assert options.cost_usd[1] == pytest.approx([math.inf, 1.0])
     assert options.period_usd == pytest.approx([6.0, 1.0])
-
-
-def test_waiting_costs_the_cheapest_run_alone_and_the_worst_tardiness_times_their_factors() -> None:
-    options = options_of(HOURLY, at_start(HOURLY))
     # a: on large for the horizon 6 $, on small 1 $ + 3 $ = 4 $: the cheapest is 4 $. On small (slower and cheaper, so
     # worth renting) it would end at 1 h + 4 h, 3 h late: 9 $. b: 1 $ + 1 $, ends at 3 h, in time.
     assert options.postponed_usd == pytest.approx([4.0 * 1.001 + 9.0, 2.0 * 1.001])

@@ -87,7 +87,7 @@ def test_kernel_has_the_fields_of_the_driver(cuda: Trace) -> None:
     assert (stray.stream, stray.launch_start_seconds) == (20, None)
 
 
-def test_host_times_start_with_the_step(cuda: Trace) -> None:
+def test_operations_have_host_times_inputs_and_arguments(cuda: Trace) -> None:
     convolution = the(cuda, "aten::convolution")
     assert convolution.host_start_seconds == pytest.approx(205e-6)
     assert convolution.host_seconds == pytest.approx(110e-6)
@@ -97,6 +97,26 @@ def test_host_times_start_with_the_step(cuda: Trace) -> None:
     assert backward.host_seconds == pytest.approx(115e-6)
     assert the(cuda, "unattributed").host_start_seconds is None
     assert cuda.profiled_seconds == pytest.approx(3000e-6)
+    assert [tensor.shape for tensor in convolution.inputs] == [(2, 3, 16, 16), (8, 3, 3, 3), (8,)]
+    assert convolution.arguments["padding"] == [1, 1]
+    lstm = the(cuda, "aten::lstm")
+    assert [tensor.shape for tensor in lstm.inputs] == [
+        (32, 4, 16),
+        (1, 32, 16),
+        (1, 32, 16),
+        (64, 16),
+        (64, 16),
+        (64,),
+        (64,),
+    ]
+    assert lstm.arguments["batch_first"] is True
+    assert the(cuda, "aten::lstm_backward").inputs == lstm.inputs
+    attention = the(cuda, "aten::scaled_dot_product_attention")
+    assert attention.arguments["is_causal"] is True
+    assert attention.arguments["compute_dtype"] == "float16"  # float32 came in, flash attention ran in 16 bits
+    update = the(cuda, "aten::_fused_adamw_")
+    assert len(update.inputs) == 4 * 4 + 4  # parameters, gradients, two moments; four step counts
+    assert update.arguments["beta2"] == 0.999
 
 
 def test_waits_are_synchronizations_and_loader_calls(cuda: Trace, tmp_path: Path) -> None:
@@ -137,30 +157,6 @@ def test_python_stacks_are_detected_by_header_or_events(head: dict[str, int], ca
     path = tmp_path / "stacks.json"
     path.write_text(json.dumps(head | {"traceEvents": [event | {"cat": "cpu_op"}, event | {"cat": category}]}))
     assert import_trace(path).has_python_stacks == (bool(head) or category == "python_function")
-
-
-def test_operations_have_inputs_and_arguments(cuda: Trace) -> None:
-    convolution = the(cuda, "aten::convolution")
-    assert [tensor.shape for tensor in convolution.inputs] == [(2, 3, 16, 16), (8, 3, 3, 3), (8,)]
-    assert convolution.arguments["padding"] == [1, 1]
-    lstm = the(cuda, "aten::lstm")
-    assert [tensor.shape for tensor in lstm.inputs] == [
-        (32, 4, 16),
-        (1, 32, 16),
-        (1, 32, 16),
-        (64, 16),
-        (64, 16),
-        (64,),
-        (64,),
-    ]
-    assert lstm.arguments["batch_first"] is True
-    assert the(cuda, "aten::lstm_backward").inputs == lstm.inputs
-    attention = the(cuda, "aten::scaled_dot_product_attention")
-    assert attention.arguments["is_causal"] is True
-    assert attention.arguments["compute_dtype"] == "float16"  # float32 came in, flash attention ran in 16 bits
-    update = the(cuda, "aten::_fused_adamw_")
-    assert len(update.inputs) == 4 * 4 + 4  # parameters, gradients, two moments; four step counts
-    assert update.arguments["beta2"] == 0.999
 
 
 def test_real_profiles_have_the_operations_and_phases_of_the_dispatch_recorder() -> None:

@@ -50,7 +50,7 @@ def test_kind_of_model_follows_from_operations(file: str, kind: str, precision: 
     assert (step.kind, step.precision, step.is_training) == (kind, precision, True)
 
 
-def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> None:
+def test_nearest_cases_are_of_the_same_kind_gpu_and_training() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     same, generation = case(gpu="L40S"), case()
     elsewhere = case(gpu="A100-SXM-80GB", precision="float32")
@@ -59,10 +59,6 @@ def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> 
     assert nearest_cases(step, "L40S", cases, number=4) == (same, generation, elsewhere)
     assert nearest_cases(step, "L40S", cases, number=1) == (same,)
     assert nearest_cases(step, "L40S", [other_kind], number=4) == (other_kind,)
-
-
-def test_several_gpus_and_training_are_compared_with_their_own_kind_held_out_first() -> None:
-    step = StepDescription(kind="vision transformer", precision="16 bits")
     held_out = case(split="held out", steps=1)
     assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())
     alone, several = case(), case(gpu="8xRTX-4090")
