@@ -198,14 +198,10 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
         reserved = max((memory.bytes_on(layout.gpu) for _, memory in scaled.at(samples)), default=0)
         return usable_bytes(layout.gpu) - reserved
 
-    def is_likely(samples: int) -> bool:
-        return need(samples).fits is True
-
-    def is_safe(samples: int) -> bool:
-        return need(samples).memory_fit == "fits"
-
-    even = _bisected(is_likely, spare_bytes, scaled.simulated_sizes, layout.name)
-    safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.simulated_sizes, layout.name)
+    search = partial(_bisected, spare_bytes=spare_bytes, layout=layout.name)
+    even = search(lambda samples: need(samples).fits is True, tried=scaled.simulated_sizes)
+    tried = scaled.simulated_sizes
+    safe = None if even is None else search(lambda samples: need(samples).memory_fit == "fits", tried=tried)
     at_safe = None if safe is None else need(safe)
     return LargestBatch(
         gpu=layout.name,
@@ -217,7 +213,7 @@ def largest_batch(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> L
 
 
 def _bisected(
-    fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
+    fits: Callable[[int], bool], *, spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
 ) -> int | None:
     """Return the largest batch size that fits, within the precision; None if not even 1 sample fits."""
     count = bisect_left(tried, True, key=lambda samples: not fits(samples))

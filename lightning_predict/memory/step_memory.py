@@ -293,6 +293,8 @@ def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
     reserved = step.reserved_bytes
     if blocks.trials:
         reserved += round(TRIALS_SHARE * convolved_share(trace) * reserved)
+    is_compiled = trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations)
+    spread = DERIVED if is_compiled or has_packed_weights(trace) else AS_RECORDED
     need = StepMemory(
         persistent_bytes=lasting,
         temporary_bytes=max(passes - lasting, 0),
@@ -300,21 +302,14 @@ def derived_memory(trace: Trace, blocks: Blocks) -> StepMemory:
         slack_bytes=max(reserved - tensors, 0),
         workspace_bytes=max(step.allocated_bytes - tensors, 0),
         cublas_handles=_cublas_handles(trace),
+        relative=spread,
+        relative_allocated=spread,
     )
-
-    if is_derived(trace):
-        need = replace(need, relative=DERIVED, relative_allocated=DERIVED)
 
     def on_full_gpu() -> StepMemory:
         return replace(need, releasable_bytes=max(reserved - max(least_reserved_bytes(blocks, step), tensors), 0))
 
     return defer(need, on_full_gpu, "releasable_bytes")
-
-
-def is_derived(trace: Trace) -> bool:
-    """Return whether one GPU runs kernels or holds weights that the recorded tensors do not show (`DERIVED`)."""
-    is_compiled = trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations)
-    return is_compiled or has_packed_weights(trace)
 
 
 def has_packed_weights(trace: Trace) -> bool:
