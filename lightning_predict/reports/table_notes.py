@@ -168,7 +168,7 @@ def _freed(need: MemoryNeed) -> str:
     """Return the allocator's cache that is in the cell and not in what a step needs; empty if it is little."""
     cache = need.releasable_bytes
     is_shown = cache >= NOTICEABLE * (need.memory_bytes or 0.0) > 0
-    return f" after torch gives back {gibibytes(cache)} GiB of its cache" if is_shown else ""
+    return f" ({gibibytes(cache)} GiB of cache freed)" if is_shown else ""
 
 
 def _tight(predictions: AbstractPredictions) -> Iterator[str]:

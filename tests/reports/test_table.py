@@ -185,7 +185,7 @@ def test_column_word_note_json_and_recommendation_agree(cache: int, gibibytes: f
     word = "" if chance >= 0.9 else "tight: " if chance >= 0.5 else "too large: "
     assert re.search(rf"  {word}[\d.]+ of 21.4 +{share(chance)}", text)
     assert ("Too large: L4" in text, "Tight memory: L4" in text) == (chance < 0.5, 0.5 <= chance < 0.9)
-    assert ("after torch gives back" in text) == (cache > 0 and chance < 0.9)
+    assert ("GiB of cache freed)" in text) == (cache > 0 and chance < 0.9)
     told = re.search(r"too large: ([\d.]+) of ([\d.]+).* lacks ([\d.]+) GiB", text, re.DOTALL)
     if told is not None:
         held, usable, lack = map(float, told.groups())
