@@ -214,6 +214,7 @@ def _values(row: RankedLayout, tokens: int | None) -> dict[str, object]:
         "layout": prediction.gpu,
         "strategy": row.strategy.name,
         "kernels": list(row.kernels),
+        "lacked_kernels": list(row.lacked_kernels),
         "iteration_seconds": prediction.iteration_seconds,
         "iteration_seconds_low": prediction.iteration_seconds_low,
         "iteration_seconds_high": prediction.iteration_seconds_high,
@@ -322,7 +323,8 @@ def _priced(ranked: Sequence[RankedLayout]) -> str:
     for name, choice in {choice.prediction.gpu: choice for choice in ranked}.items():
         own = choice.prediction
         price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
-        kernels = f", with kernels of {', '.join(choice.kernels)}" if choice.kernels else ""
+        words = [*choice.kernels, *(f"{word} (not on {own.layout.gpu.name})" for word in choice.lacked_kernels)]
+        kernels = f", with kernels of {', '.join(words)}" if words else ""
         prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'}){kernels}")
     return f"On {'; '.join(prices)}:"
 

@@ -48,6 +48,7 @@ class RankedLayout:
     seconds_per_batch: float  # Time to process the number of samples of the recorded step
     goodput: Goodput | None = None  # Effect of failures and checkpoints; None without reliability data
     kernels: tuple[str, ...] = ()  # Kernels that the prediction assumes instead of PyTorch's eager ones
+    lacked_kernels: tuple[str, ...] = ()  # Kernels asked for that the GPU does not have
 
     @property
     def total_seconds(self) -> float | None:
@@ -124,7 +125,7 @@ def best_layouts(  # noqa: D417
         reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
         kernels: What the job runs instead of PyTorch's eager kernels, as for `predict`; a GPU that lacks some of the
-            kernels runs without them.
+            kernels runs without them (`lacked_kernels` of a result).
         on_progress: Called with the number of finished candidates of a layout, and the number of all candidates.
         The other arguments are fields of `Assumptions`.
 
@@ -153,19 +154,20 @@ def best_layouts(  # noqa: D417
     remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))
     alike: dict[tuple[str, ...], list[Layout]] = {}
     for layout in layouts:
-        runs = assumptions.without_kernels(assumptions.kernels_missing_on(layout.gpu)).kernels_applied
-        alike.setdefault(runs, []).append(layout)
+        alike.setdefault(assumptions.kernels_missing_on(layout.gpu), []).append(layout)
     steps = {
-        runs: StepPredictor(
-            kind, [layout.gpu for layout in own], replace(assumptions, kernels=runs or ("eager",)), remaining
-        )
-        for runs, own in alike.items()
+        lacked: StepPredictor(kind, [layout.gpu for layout in own], assumptions.without_kernels(lacked), remaining)
+        for lacked, own in alike.items()
     }
     wanted = count if budget_usd is None else SPARE * count
     ranked = [
-        replace(_ranked(step, layout, strategy, reliability), kernels=runs)
-        for runs, step in steps.items()
-        for layout in map(step.with_offered_network, alike[runs])
+        replace(
+            _ranked(step, layout, strategy, reliability),
+            kernels=assumptions.without_kernels(lacked).kernels_applied,
+            lacked_kernels=lacked,
+        )
+        for lacked, step in steps.items()
+        for layout in map(step.with_offered_network, alike[lacked])
         for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
     ]
     if budget_usd is not None:

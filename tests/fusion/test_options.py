@@ -131,12 +131,12 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     assert both["L4"].iteration_seconds == seconds(blocks, "compile", "L4")
     assert "with kernels of flash_attention_3 (not on L4), compile" in " ".join(str(both).split())
     found = lp.best_layouts(blocks, ["2xH100", "2xL4"], kernels="compile,flash_attention_3", count=100)
-    assert {one.prediction.layout.gpu.name: one.kernels for one in found} == {
-        "H100-SXM-80GB": ("flash_attention_3", "compile"),
-        "L4": ("compile",),
+    assert {one.prediction.layout.gpu.name: (one.kernels, one.lacked_kernels) for one in found} == {
+        "H100-SXM-80GB": (("flash_attention_3", "compile"), ()),
+        "L4": (("compile",), ("flash_attention_3",)),
     }
-    own = [one for one in found if one.prediction.layout.gpu.name == "L4"]
-    assert own[0] == lp.best_layouts(blocks, ["2xL4"], kernels="compile")[0]
+    own = next(one for one in found if one.prediction.layout.gpu.name == "L4")
+    assert replace(own, lacked_kernels=()) == lp.best_layouts(blocks, ["2xL4"], kernels="compile")[0]
 
 
 def test_gpus_without_named_kernels_are_listed_and_attention_overrides_the_release(blocks: lp.Trace) -> None:
