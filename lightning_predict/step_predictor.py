@@ -433,20 +433,25 @@ def _on_layout(
 ) -> tuple[StepMemory, float, float, float | None]:
     """Return the memory of a rank, its reserved and allocated bytes, and the reserved bytes of the least filled rank.
 
-    If memory was measured on one GPU, the simulation of a rank is scaled by measured over simulated memory on one GPU.
+    If memory was measured on one GPU, the simulation of a rank is scaled by measured over simulated memory on one GPU:
+    its tensors and its free blocks each by their own.
     """
     from lightning_predict.memory.rank_memory import RankMemory
 
     ranks = known[id(kind)] = known.get(id(kind)) or RankMemory(kind)
     most = ranks.most_filled(layout, sharing)
     least = ranks.least_filled(layout, sharing) if finds_least else None
-    factors = [correction, 1.0]
+    reserved, allocated = correction * most.bytes_on(layout.gpu), float(most.allocated_on(layout.gpu))
     if kind.memory.peak_bytes is not None or kind.memory.reserved_bytes is not None:
-        allocated = single.allocated_on(layout.gpu) / ranks.alone.allocated_on(layout.gpu)
-        is_held = kind.memory.reserved_bytes is not None
-        factors = [single.bytes_on(layout.gpu) / ranks.alone.bytes_on(layout.gpu) if is_held else allocated, allocated]
-    reserved, allocated = factors[0] * most.bytes_on(layout.gpu), factors[1] * most.allocated_on(layout.gpu)
-    return most, reserved, allocated, None if least is None else factors[0] * least.bytes_on(layout.gpu)
+        gpu, alone = layout.gpu, ranks.alone
+        factor = single.allocated_on(gpu) / alone.allocated_on(gpu)
+        unused = alone.bytes_on(gpu) - alone.allocated_on(gpu)
+        is_known = kind.memory.reserved_bytes is not None and unused > 0
+        share = (single.bytes_on(gpu) - single.allocated_on(gpu)) / unused if is_known else factor
+        reserved = factor * allocated + share * (most.bytes_on(gpu) - allocated)
+        allocated *= factor
+    rest = None if least is None else reserved / most.bytes_on(layout.gpu) * least.bytes_on(layout.gpu)
+    return most, reserved, allocated, rest
 
 
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:

@@ -104,10 +104,12 @@ def test_a_compiled_backward_pass_returns_all_gradients_at_its_end(trace: Trace,
         assert max(live_bytes(passing, blocks.count)) == together * WEIGHT_BYTES
 
 
-def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
+@pytest.mark.parametrize("free", [0.5, 4.0])
+def test_a_measured_peak_scales_tensors_and_free_blocks_of_the_simulated_rank(trace: Trace, free: float) -> None:
     layout, strategy = Layout(A100, 4), Strategy(data="fsdp")
     alone = known(step_memory(trace))
-    memory = replace(trace.memory, peak_bytes=2 * alone.allocated_on(A100), reserved_bytes=3 * alone.bytes_on(A100))
+    tensors, unused = alone.allocated_on(A100), alone.bytes_on(A100) - alone.allocated_on(A100)
+    memory = replace(trace.memory, peak_bytes=2 * tensors, reserved_bytes=round(2 * tensors + free * unused))
     measured = replace(trace, memory=memory)
     found, plain = (
         memory_need_of([(recording, single)], layout, strategy)
@@ -115,7 +117,10 @@ def test_a_measured_peak_scales_the_simulated_rank(trace: Trace) -> None:
         if (single := step_memory(recording)) is not None
     )
     assert known(found.allocated).middle == pytest.approx(2 * known(plain.allocated).middle)
-    assert found.memory_bytes == pytest.approx(3 * (plain.memory_bytes or 0))
+    needs = [(known(need.reserved).middle, known(need.allocated).middle) for need in (found, plain)]
+    (reserved, allocated), (simulated, simulated_allocated) = needs
+    assert reserved - allocated == pytest.approx(free * (simulated - simulated_allocated), abs=1)
+    assert reserved > allocated
 
 
 @pytest.mark.parametrize("words", ["ddp", "fsdp", "hybrid,accumulate=2", "zero2,micro_batches=2", "zero1"])

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.configurations import renewed, written
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.record.named_models import names
 from lightning_predict.record.named_models.names import parse_model_name, shipped, shipped_models
 from lightning_predict.record.named_models.options import StepOptions
 
@@ -152,10 +153,23 @@ def test_unknown_name_suggests_the_nearest(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["hf", "timm", "torchvision"])
-def test_name_of_another_library_is_told_without_the_prefix(prefix: str) -> None:
+def test_name_of_another_library_is_told_without_the_prefix(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "find_spec", lambda name: name)
     name = "stabilityai/stable-diffusion-xl-base-1.0"
     with pytest.raises(InvalidArgumentError, match=f"is diffusers:{name}; give the name without {prefix}:"):
         parse_model_name(f"{prefix}:{name}")
+
+
+def test_name_of_timm_is_told_without_the_prefix_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = SimpleNamespace(is_model=lambda name: name == "vit_base_patch16_224")
+    torchvision = SimpleNamespace(models=SimpleNamespace(list_models=lambda: ["resnet50"]))
+    libraries = {"timm": timm, "torchvision": torchvision}
+    monkeypatch.setattr(names, "import_module", libraries.__getitem__)
+    monkeypatch.setattr(names, "find_spec", libraries.get)
+    monkeypatch.setattr(names, "_cached_configuration", lambda name: None)
+    with pytest.raises(InvalidArgumentError, match="is timm:vit_base_patch16_224; give the name without torchvision:"):
+        parse_model_name("torchvision:vit_base_patch16_224")
+    assert parse_model_name("torchvision:resnet50").library == "torchvision"
 
 
 def test_renewed_configuration_replaces_a_row_and_an_unread_one_keeps_its_source() -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -60,9 +61,11 @@ def parse_model_name(text: str) -> ModelName:
         if colon or not text:
             raise InvalidArgumentError(_refusal(text))
         library, name = _library_of(text), text
-    elsewhere = next((other for other in get_args(Library) if name.lower() in shipped_models(other)), library)
-    if colon and elsewhere != library and name.lower() not in shipped_models(library or "hf"):
-        raise InvalidArgumentError(f"{shown(text)} is {elsewhere}:{name}; give the name without {prefix}:.")
+    is_told = library in ("hf", "diffusers") or (library is not None and find_spec(library) is not None)
+    if colon and is_told and not _knows(library or "hf", name) and _cached_configuration(name) is None:
+        elsewhere = _library_of(name)
+        if elsewhere not in (None, library):
+            raise InvalidArgumentError(f"{shown(text)} is {elsewhere}:{name}; give the name without {prefix}:.")
     if library not in ("timm", "torchvision") and _shipped(library or "hf", name) is None:
         cached = _cached_configuration(name)
         if cached is not None:
@@ -73,17 +76,22 @@ def parse_model_name(text: str) -> ModelName:
 
 def _library_of(name: str) -> Library | None:
     """Return the library that knows a name without a prefix: names as they ship first; None if none knows it."""
-    lower, bare = name.lower(), name.lower().rpartition("/")[2]
+    lower = name.lower()
     for library in get_args(Library):
         if any(lower in (known, known.rpartition("/")[2]) for known in shipped_models(library)):
             return cast("Library", library)
+    return next((library for library in ("timm", "torchvision", *get_args(Library)) if _knows(library, name)), None)
+
+
+def _knows(library: Library, name: str) -> bool:
+    """Return whether a library has a model of this name, or its configuration ships."""
+    bare = name.lower().rpartition("/")[2]
     with suppress(ImportError):
-        if import_module("timm").is_model(bare.partition(".")[0]):
-            return "timm"
-    with suppress(ImportError):
-        if bare in import_module("torchvision").models.list_models():
-            return "torchvision"
-    return next((library for library in get_args(Library) if _shipped(library, name)), None)
+        if library == "timm":
+            return bool(import_module("timm").is_model(bare.partition(".")[0]))
+        if library == "torchvision":
+            return bare in import_module("torchvision").models.list_models()
+    return _shipped(library, name) is not None
 
 
 def _cached_configuration(name: str) -> Path | None:
