@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import t as student
 
 from benchmarks.accuracy.fit_verdicts import CARDS, brier, fitted, judged, kind_of, ratios_of, reliability_rows
-from benchmarks.result_files import Result, ResultTable, write_result
+from benchmarks.result_files import FOLDER, Result, ResultTable, write_result
 from lightning_predict.base.interval import Interval
-from lightning_predict.memory.step_memory import fit_probability
+from lightning_predict.memory.step_memory import AS_RECORDED, DERIVED, fit_probability
 
 RATIOS = [math.exp(0.03 + 0.05 * student.ppf((rank + 0.5) / 200, 3)) for rank in range(200)]
 """Measured over predicted memory with the quantiles of Student's t distribution with 3 degrees of freedom."""
@@ -59,3 +59,10 @@ def test_processes_that_are_mostly_context_say_nothing_of_tensors(tmp_path: Path
 )
 def test_several_gpus_compiled_code_and_4_bits_are_derived(model: str, gpu: str, setting: str, kind: str) -> None:
     assert kind_of("some", {"model": model, "GPU": gpu, "setting": setting}) == kind
+
+
+def test_intervals_of_predictions_are_those_that_the_command_fits_to_the_published_results() -> None:
+    sources = ratios_of(FOLDER)
+    for kind, interval in (("recorded", AS_RECORDED), ("derived", DERIVED)):
+        ends = fitted([ratios for (own, _), ratios in sources.items() if own == kind])
+        assert (interval.low, interval.high) == pytest.approx(ends, abs=0.015)
