@@ -228,7 +228,7 @@ def predict_workload(
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
     if adapts_precision:
-        emulating = [layout for layout in layouts if layout != step.in_use and emulates_bfloat16(layout.gpu)]
+        emulating = [layout for layout in layouts if takes_float16(trace, layout)]
         instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
         predictions = tuple(instead.get(prediction.gpu, prediction) for prediction in predictions)
     lacking: dict[tuple[str, ...], list[Layout]] = {}
@@ -268,20 +268,32 @@ def _in_float16(
     validation: Trace | None,
     in_bfloat16: StepPredictor,
 ) -> dict[str, Prediction]:
-    """Predict a step under autocast in bfloat16 as under autocast in float16; empty for other steps or no layout."""
-    if not layouts or trace.flags.autocast_dtype != "bfloat16":
+    """Predict a step under autocast in bfloat16 as under autocast in float16; empty without a layout."""
+    if not layouts:
         return {}
-    if gpu_in_use(trace) is None:
-        changed = trace.changed(in_float16)
-    else:
-        from lightning_predict.run.carried_measurements import carry_measurements
-
-        changed = trace.changed(lambda kind: carry_measurements(kind, in_float16, assumptions.weights))
+    changed = step_in_float16(trace, assumptions)
     validating = None if validation is None else validation.changed(in_float16)
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(changed, gpus, assumptions, workload, validation=validating, same_sizes=in_bfloat16)
     predictions = [step.predict_layout(step.with_offered_network(layout)) for layout in layouts]
     return {one.gpu: replace(one, step=replace(one.step, precision="16-mixed")) for one in predictions}
+
+
+def takes_float16(trace: Trace, layout: Layout) -> bool:
+    """Return whether a step under autocast in bfloat16 is predicted in float16 on a layout, unless it is in use."""
+    if trace.flags.autocast_dtype != "bfloat16" or not emulates_bfloat16(layout.gpu):
+        return False
+    origin = gpu_in_use(trace)  # `layout` may have the user's own rates of this GPU
+    return origin is None or origin.name != layout.gpu.name or layout != layout_in_use(trace, layout.gpu)
+
+
+def step_in_float16(trace: Trace, assumptions: Assumptions) -> Trace:
+    """Return a step under autocast in bfloat16 as under autocast in float16, with the measurements that still hold."""
+    if gpu_in_use(trace) is None:
+        return trace.changed(in_float16)
+    from lightning_predict.run.carried_measurements import carry_measurements
+
+    return trace.changed(lambda kind: carry_measurements(kind, in_float16, assumptions.weights))
 
 
 def _cost_of_steps(prediction: Prediction) -> float:

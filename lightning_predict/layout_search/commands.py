@@ -215,6 +215,7 @@ def _values(row: RankedLayout, tokens: int | None) -> dict[str, object]:
         "strategy": row.strategy.name,
         "kernels": list(row.kernels),
         "lacked_kernels": list(row.lacked_kernels),
+        "precision": prediction.precision,
         "iteration_seconds": prediction.iteration_seconds,
         "iteration_seconds_low": prediction.iteration_seconds_low,
         "iteration_seconds_high": prediction.iteration_seconds_high,
@@ -316,7 +317,7 @@ def _heading(
 
 
 def _priced(ranked: Sequence[RankedLayout]) -> str:
-    """Return each layout's name with its price, the source of the price, and its kernels."""
+    """Return each layout's name with its price, the source of the price, its kernels and a changed precision."""
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
@@ -325,7 +326,8 @@ def _priced(ranked: Sequence[RankedLayout]) -> str:
         price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
         words = [*choice.kernels, *(f"{word} (not on {own.layout.gpu.name})" for word in choice.lacked_kernels)]
         kernels = f", with kernels of {', '.join(words)}" if words else ""
-        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'}){kernels}")
+        precision = "" if own.precision is None else f", in {own.precision} because bfloat16 is emulated there"
+        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'}){kernels}{precision}")
     return f"On {'; '.join(prices)}:"
 
 

@@ -31,7 +31,7 @@ from lightning_predict.layout_search.search import BatchLimits, FoundStrategy, b
 from lightning_predict.layouts.strategy import Float8, Strategy
 from lightning_predict.memory.rank_memory import RankMemory
 from lightning_predict.memory.step_memory import step_memory, usable_bytes
-from lightning_predict.prediction import remaining_steps
+from lightning_predict.prediction import remaining_steps, step_in_float16, takes_float16
 from lightning_predict.record.trace import Trace, weighted_kinds
 from lightning_predict.step_predictor import StepPredictor
 from lightning_predict.weights.source import AnyWeights
@@ -152,24 +152,25 @@ def best_layouts(  # noqa: D417
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))
-    alike: dict[tuple[str, ...], list[Layout]] = {}
+    alike: dict[tuple[tuple[str, ...], bool], list[Layout]] = {}
     for layout in layouts:
-        alike.setdefault(assumptions.kernels_missing_on(layout.gpu), []).append(layout)
-    steps = {
-        lacked: StepPredictor(kind, [layout.gpu for layout in own], assumptions.without_kernels(lacked), remaining)
-        for lacked, own in alike.items()
-    }
+        lacked = assumptions.kernels_missing_on(layout.gpu)
+        alike.setdefault((lacked, takes_float16(kind, layout)), []).append(layout)
     wanted = count if budget_usd is None else SPARE * count
-    ranked = [
-        replace(
-            _ranked(step, layout, strategy, reliability),
-            kernels=assumptions.without_kernels(lacked).kernels_applied,
-            lacked_kernels=lacked,
-        )
-        for lacked, step in steps.items()
-        for layout in map(step.with_offered_network, alike[lacked])
-        for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
-    ]
+    ranked = []
+    for (lacked, is_changed), own in alike.items():
+        applied = assumptions.without_kernels(lacked)
+        shown = step_in_float16(kind, applied) if is_changed else kind
+        step = StepPredictor(shown, [layout.gpu for layout in own], applied, remaining)
+        ranked += [
+            replace(
+                _ranked(step, layout, strategy, reliability, is_changed=is_changed),
+                kernels=applied.kernels_applied,
+                lacked_kernels=lacked,
+            )
+            for layout in map(step.with_offered_network, own)
+            for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
+        ]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(ordered(ranked, lambda choice: choice.seconds_per_batch)[:count])
@@ -182,13 +183,16 @@ def _recorded_steps(trace: Trace, iterations: int | None, global_batch: int | No
     return math.ceil(iterations * global_batch / trace.samples)
 
 
-def _ranked(step: StepPredictor, layout: Layout, best: FoundStrategy, reliability: Reliability | None) -> RankedLayout:
+def _ranked(
+    step: StepPredictor, layout: Layout, best: FoundStrategy, reliability: Reliability | None, *, is_changed: bool
+) -> RankedLayout:
     strategy, need, goodput = best.strategy, best.need, None
     if reliability is not None and (size := checkpoint_bytes(step.trace)) is not None:
         goodput = goodput_of(size, layout.count, reliability)
     if strategy.pipeline > 1 or strategy.expert > 1:
         need = step.memory_need(layout, strategy)  # with the least filled GPU
-    prediction = step.prediction(layout, strategy, best.step, need)
+    own = replace(best.step, precision="16-mixed") if is_changed else best.step
+    prediction = step.prediction(layout, strategy, own, need)
     return RankedLayout(prediction, strategy, best.seconds_per_batch, goodput)
 
 

@@ -39,6 +39,7 @@ class CurvePoint:
     efficiency: float  # Throughput per GPU, relative to the smallest layout
     fits: bool | None  # Whether a step fits into the memory of each GPU; None if unknown
     provider: str | None = None  # Provider whose price is used; None without a price
+    precision: str | None = None  # Precision of the step, if the GPU emulates the recorded one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,11 @@ class CostCurve:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences for a report: where more GPUs stop paying off, and where the provider changes."""
-        return (self.sentence,) if self.providers is None else (self.sentence, self.providers)
+        """Sentences for a report: where more GPUs stop paying off, where the provider changes, another precision."""
+        changed = [point for point in self.points if point.precision is not None]
+        names = ", ".join(point.name for point in changed)
+        emulated = changed and f"{names}: predicted in {changed[0].precision}, because bfloat16 is emulated."
+        return tuple(filter(None, (self.sentence, self.providers, emulated or None)))
 
     @property
     def providers(self) -> str | None:
@@ -136,6 +140,7 @@ def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:
                 efficiency=efficiency,
                 fits=row.fits,
                 provider=row.price.provider,
+                precision=row.precision,
             )
         )
     return CostCurve(name, tuple(points))

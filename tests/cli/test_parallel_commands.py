@@ -1,12 +1,15 @@
 """`parallel` and `curve` on a recorded transformer."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import lightning_predict as lp
+from lightning_predict.record.precision import in_precision
 from lightning_predict.reports.cost_curve import CostCurve, CurvePoint, cost_curves, layouts_up_to, table_of
+from lightning_predict.testing import example_trace
 from tests.cli.conftest import Run
 from tests.workloads.gpt import Gpt, GptConfig
 
@@ -75,6 +78,22 @@ def test_one_gpu_has_one_strategy_and_rows_name_their_layout(gpt: Path, run: Run
     assert "On 4xH100-SXM-80GB ($8.00/h, your own price); 2xH100-SXM-80GB ($4.00/h, your own price):" in ran.out
     rows = ran.out.split("\n\n")[1].splitlines()[2:]
     assert {row.split()[0] for row in rows} == {"2xH100-SXM-80GB", "4xH100-SXM-80GB"}
+
+
+def test_strategies_and_curves_of_an_old_gpu_are_in_the_precision_of_predict(tmp_path: Path, run: Run) -> None:
+    trace = in_precision(replace(example_trace(2048), samples=8), "bfloat16")
+    path = tmp_path / "step.json.gz"
+    trace.save(str(path))
+    (found,), (modern,) = (lp.best_layouts(trace, [name], count=1) for name in ("T4", "L4"))
+    assert (found.prediction.precision, modern.prediction.precision) == ("16-mixed", None)
+    predicted = lp.predict(trace, gpus=["T4"], history=False)["T4"].iteration_seconds
+    assert found.prediction.iteration_seconds == pytest.approx(predicted)
+    heading = " ".join(run("parallel", path, "--gpus", "T4").out.split())
+    assert "in 16-mixed because bfloat16 is emulated there:" in heading
+    measured = replace(trace, device="cuda:0", gpu_reported_name="Tesla T4", step_seconds=(0.1,))
+    assert lp.best_layouts(measured, ["T4"], count=1)[0].prediction.precision is None  # the GPU in use
+    words = " ".join(run("curve", path, "--gpus", "4xT4").out.split())
+    assert "T4, 2xT4, 4xT4: predicted in 16-mixed, because bfloat16 is emulated." in words
 
 
 def test_strategies_above_budget_are_left_out(gpt: Path, run: Run) -> None:
