@@ -184,7 +184,8 @@ def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
 def _why_no_kernels(name: str, trace: Trace, gpu: Gpu | None) -> str | None:
     if gpu is not None and not KERNELS[name].runs_on(gpu):
         return f"{gpu.name} lacks it: it needs {KERNELS[name].needs}"
-    return KERNELS[name].why_not(trace)
+    old = KERNELS[name].too_old(trace)
+    return f"it {old}" if old else KERNELS[name].why_not(trace)
 
 
 def _with_fused_optimizer(trace: Trace) -> Trace:

@@ -21,6 +21,7 @@ from lightning_predict.fusion.losses import has_chunkable_loss, has_loss_over_wo
 from lightning_predict.hardware.records import AMD, Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.record.data_flow import NO_DATA_FLOW, has_data_flow
+from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
 
 
@@ -31,8 +32,15 @@ class KernelOption:
     apply: Callable[[Trace], Trace]  # Rewrites an eager step
     why_not: Callable[[Trace], str | None]  # Returns why the option does not apply to a step; None if it does
     slot: str  # Options of one slot replace the same operations, so only one of them can run
+    since: tuple[int, int] = (0, 0)  # First release of torch in which it runs
     needs: str = "every GPU"
     runs_on: Callable[[Gpu], bool] = lambda _: True
+
+    def too_old(self, trace: Trace) -> str | None:
+        """Return why a step's release of torch is too old; None if it is new enough or unknown."""
+        if (release_of(trace.software) or self.since) >= self.since:
+            return None
+        return f"needs torch {'.'.join(map(str, self.since))}; the step runs under torch {trace.software['torch']}"
 
 
 def why_not_fused(trace: Trace) -> str | None:
@@ -107,19 +115,20 @@ EAGER_LOSS: Final = "eager_loss"
 FUSING: Final = "point-wise"  # Slot of options that fuse point-wise operations
 
 KERNELS: Final[Mapping[str, KernelOption]] = {  # Options by name, in the order in which they are applied
-    "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa"),
+    "sdpa": KernelOption(apply=with_fused_attention, why_not=why_not_sdpa, slot="sdpa", since=(2, 0)),
     **{
         name: KernelOption(
             apply=partial(with_attention_kernel, kernel=name),
             why_not=_why_not_attention,
             slot="attention",
+            since=since,
             needs=needs,
             runs_on=runs_on,
         )
-        for name, needs, runs_on in (
-            ("flash_attention_2", _AMPERE, _since_ampere),
-            ("flash_attention_3", "Hopper", lambda gpu: gpu.generation.chip == "hopper"),
-            ("cudnn_attention", _AMPERE, lambda gpu: gpu.vendor != AMD and _since_ampere(gpu)),
+        for name, since, needs, runs_on in (
+            ("flash_attention_2", (1, 12), _AMPERE, _since_ampere),  # as the package's pages ask
+            ("flash_attention_3", (2, 1), "Hopper", lambda gpu: gpu.generation.chip == "hopper"),  # CUDA 12
+            ("cudnn_attention", (2, 5), _AMPERE, lambda gpu: gpu.vendor != AMD and _since_ampere(gpu)),
         )
     },
     "channels_last": KernelOption(apply=in_channels_last, why_not=why_not_channels_last, slot="layout"),
@@ -137,21 +146,30 @@ KERNELS: Final[Mapping[str, KernelOption]] = {  # Options by name, in the order 
             words="layer or RMS norm, rotary positions, gated activation or loss over words, which Liger replaces",
         ),
         slot=FUSING,
+        since=(2, 1),
         needs=_TRITON,
         runs_on=_has_triton,
     ),
-    "compile": KernelOption(apply=fused, why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton),
-    "compile-blocks": KernelOption(
-        apply=partial(fused, by_blocks=True), why_not=why_not_fused, slot=FUSING, needs=_TRITON, runs_on=_has_triton
-    ),
+    **{
+        name: KernelOption(
+            apply=partial(fused, by_blocks=by_blocks),
+            why_not=why_not_fused,
+            slot=FUSING,
+            since=(2, 0),
+            needs=_TRITON,
+            runs_on=_has_triton,
+        )
+        for name, by_blocks in (("compile", False), ("compile-blocks", True))
+    },
     "transformer_engine": KernelOption(
         apply=partial(fused, by_library=True),
         why_not=partial(_why_no_library, replaced=has_row_norms, words="layer or RMS norm, as transformers have"),
         slot=FUSING,
+        since=(2, 0),
         needs=_AMPERE,
         runs_on=_since_ampere,
     ),
-    GRAPHS: KernelOption(apply=without_launches, why_not=why_not_graphs, slot="launches"),
+    GRAPHS: KernelOption(apply=without_launches, why_not=why_not_graphs, slot="launches", since=(1, 10)),
 }
 
 
@@ -206,6 +224,8 @@ def with_kernels(trace: Trace, kernels: Sequence[str], *, where_they_apply: bool
     """
     for name in kernels:
         option = KERNELS[name]
+        if old := option.too_old(trace):
+            raise InvalidArgumentError(f"kernels={name!r} {old}. Leave it out, or give release= a later one.")
         reasons = [option.why_not(kind.trace) for kind in trace.kinds]
         if all(reasons) and not where_they_apply:
             raise InvalidArgumentError(f"kernels={name!r} does not apply: {reasons[0]}. Leave it out.")

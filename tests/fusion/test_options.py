@@ -101,6 +101,19 @@ def test_unknown_and_inapplicable_kernels_are_rejected(tokens: lp.Trace, kernels
         predict(tokens, kernels=kernels)
 
 
+def test_kernels_that_came_after_the_release_are_rejected(tokens: lp.Trace) -> None:
+    late = {"compile": "2.0", "sdpa": "2.0", "liger": "2.1", "cudnn_attention": "2.5", "cuda_graphs": "1.10"}
+    for name, since in late.items():
+        words = f"kernels='{name}' needs torch {since}; the step runs under torch 1.9. Leave it out, or give release="
+        with pytest.raises(InvalidArgumentError, match=words):
+            predict(tokens, kernels=name, release="1.9")
+    assert predict(tokens, kernels="compile", release="2.0")["L4"].iteration_seconds > 0
+    with pytest.raises(InvalidArgumentError, match=r"needs torch 2\.0; the step runs under torch 1\.13\.1"):
+        predict(replace(tokens, software={"torch": "1.13.1"}), kernels="compile")
+    told = lp.advise(replace(tokens, software={"torch": "1.9.0"}), ["L4"], history=False)
+    assert told["cuda_graphs"].why_not == "it needs torch 1.10; the step runs under torch 1.9.0"
+
+
 class Block(nn.Module):
     """Attention in 16 bits with a residual."""
 
