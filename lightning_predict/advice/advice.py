@@ -43,6 +43,7 @@ from lightning_predict.weights.source import AnyWeights
 
 _REFUTED: Final = "try it: on measured pairs, a constant gain was nearer than the simulated one"
 _UNPROVEN: Final = "try it: too few measured pairs to promise a number"
+_LARGER: Final = "the step does not fit as it is, and this needs more memory"
 
 
 @fill_in_assumptions
@@ -189,6 +190,8 @@ class _Evaluation:
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
         described = replace(described, memory=own.memory_bytes, fits=own.fits)
+        if before.fits is False and (own.memory_bytes or 0.0) > (1 + NOTICEABLE) * (before.memory_bytes or math.inf):
+            return replace(described, why_not=_LARGER)
         evidence, simulated = self._evidence(change, 0), gain(before, own)
         if evidence is not None and evidence.is_refuted:
             return replace(described, verdict="untested", why_not=_REFUTED)

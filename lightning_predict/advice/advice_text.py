@@ -265,7 +265,8 @@ def _heading(advice: Advice) -> str:
             if change.fits and change.memory
         ]
         with_it = f"; it would with {' or '.join(enough)}" if enough else ""
-        full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}."
+        remedy = "`lightning-predict trace memory` shows what saves memory, and sets of changes that fit, if any"
+        full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}. {remedy}."
     step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"
     return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
 

@@ -226,7 +226,11 @@ def test_disallowed_changes_are_last_and_inapplicable_ones_folded() -> None:
 
 def test_heading_states_that_the_step_does_not_fit() -> None:
     large = replace(trained(64), memory=replace(trained(64).memory, peak_bytes=30 * 2**30))
-    assert "It does not fit in the memory of one L4" in " ".join(str(lp.advise(large, ["L4"])).split())
+    told = lp.advise(large, ["L4"])
+    words = (
+        "It does not fit in the memory of one L4. `lightning-predict trace memory` shows what saves memory, and sets"
+    )
+    assert words in " ".join(str(told).split())
     waiting = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"], allow=[])
     assert known(waiting.chain).names == ("loader",)
     assert waiting.layers.columns == ("L4",)
@@ -243,6 +247,16 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
     assert "checkpointing" in fitting
     assert "It does not fit in the memory of one L4; it would with" in told
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)
+
+
+def test_no_larger_batch_is_advised_for_a_step_that_does_not_fit() -> None:
+    trace = lp.Trace.load("examples/gpt2.json.gz")
+    small, large = (lp.advise(trace, [name], history=False) for name in ("T4", "H100-SXM-80GB"))
+    assert (small.before["T4"].fits, large.before["H100-SXM-80GB"].fits) == (False, True)
+    assert small["batch_size"].verdict == "no"
+    assert small["batch_size"].why_not == "the step does not fit as it is, and this needs more memory"
+    assert small.chain is None or "batch_size" not in small.chain.names
+    assert large["batch_size"].verdict != "no"
 
 
 def test_compiled_step_needs_no_memory_for_masks_and_views() -> None:
