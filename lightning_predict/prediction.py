@@ -35,7 +35,7 @@ from lightning_predict.layouts.strategy import LightningStrategy, Strategy, pars
 from lightning_predict.record.precision import emulates_bfloat16, in_float16
 from lightning_predict.record.recorded_on import gpu_in_use, has_measured_host
 from lightning_predict.record.trace import Trace, measured_seconds
-from lightning_predict.reports.format import gibibytes, listed
+from lightning_predict.reports.format import gibibytes, listed, share
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import STEPS_SHOWN, Loader, Workload, predict_run
 from lightning_predict.step_predictor import StepPredictor, layout_in_use
@@ -227,6 +227,7 @@ def predict_workload(
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
+    compared = tuple(_beside_eager(trace, predictions, assumptions, step)) if assumptions.kernels_applied else ()
     if adapts_precision:
         emulating = [layout for layout in layouts if takes_float16(trace, layout)]
         instead = _in_float16(trace, emulating, workload, assumptions, validation, step)
@@ -246,6 +247,7 @@ def predict_workload(
         f"Predicted without {listed(missing)}: {', '.join(sorted({layout.gpu.name for layout in without}))}."
         for missing, without in lacking.items()
     )
+    notes += decisive(compared)
     if workload.training_iterations is not None and assumptions.charges is not None:
         notes += filter(None, (assumptions.charges.sentence,))
     notes += decisive(filter(None, (_tables_too_large(trace, predictions),)))
@@ -296,6 +298,29 @@ def step_in_float16(trace: Trace, assumptions: Assumptions) -> Trace:
     return trace.changed(lambda kind: carry_measurements(kind, in_float16, assumptions.weights))
 
 
+def _beside_eager(
+    trace: Trace, predictions: Sequence[Prediction], assumptions: Assumptions, step: StepPredictor
+) -> Iterator[str]:
+    """Yield on which GPUs a step with the kernels asked for is slower than PyTorch's eager step, or as fast."""
+    names = assumptions.kernels_applied
+    having = [one for one in predictions if not assumptions.kernels_missing_on(one.layout.gpu)]
+    if not having:
+        return
+    gpus = [one.layout.gpu for one in having]
+    eager = StepPredictor(trace, gpus, assumptions.without_kernels(names), same_sizes=step)
+    rates = {}
+    for one in having:
+        seconds = eager.iteration(one.layout, eager.strategy_on(one.layout)).seconds
+        rates[one.gpu] = one.step.seconds / seconds if seconds else 1.0
+    slower = {gpu: rate for gpu, rate in rates.items() if rate >= SLOWER}
+    if slower:
+        told = (f"{share(slower[gpu] - 1)} on {gpu}" for gpu in sorted(slower, key=slower.__getitem__, reverse=True))
+        yield f"Slower with {', '.join(names)} than with PyTorch's eager kernels: by {', '.join(told)}."
+    if alike := [gpu for gpu, rate in rates.items() if math.isclose(rate, 1.0, rel_tol=1e-9)]:
+        where = "all these GPUs" if len(alike) == len(rates) > 1 else ", ".join(sorted(alike))
+        yield f"As fast with {', '.join(names)} as by default on {where}."
+
+
 def _cost_of_steps(prediction: Prediction) -> float:
     """Return the cost per recorded step as a sort key; GPUs without a price or enough memory come last."""
     if prediction.usd_per_hour is None or prediction.fits is False:
@@ -312,6 +337,8 @@ def shown_layouts(
     predictions = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
     return tuple(prediction.layout for prediction in predictions.shown().values())
 
+
+SLOWER: Final = 1.01  # Ratio of times, with kernels and eager, from which a note says that they make a step slower
 
 TABLES_DECIDE: Final = 0.5  # Share of a GPU's memory above which a note suggests sharding embedding tables
 
@@ -383,7 +410,9 @@ def _kernels_told(assumptions: Assumptions, predictions: Sequence[Prediction]) -
     gpus = dict.fromkeys(prediction.layout.gpu for prediction in predictions)
     for name in assumptions.kernels_applied:
         lacking = [gpu.name for gpu in gpus if name in assumptions.kernels_missing_on(gpu)]
-        yield f"{name} (not on {listed(lacking)})" if lacking else name
+        without, only = ", ".join(lacking), ", ".join(gpu.name for gpu in gpus if gpu.name not in lacking)
+        where = f"only on {only}" if only and len(only) < len(without) else f"not on {without}"
+        yield f"{name} ({where})" if lacking else name
 
 
 def _machine_name(trace: Trace, in_use: Layout | None) -> str:

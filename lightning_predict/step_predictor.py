@@ -152,13 +152,18 @@ class StepPredictor:
             layout: A layout of one of the GPUs given to the constructor.
             strategy: How the GPUs share the work; None uses the strategy of the assumptions.
         """
+        strategy = self.strategy_on(layout, strategy)
+        step = self.iteration(layout, strategy)
+        reported = self.trace.gpu_memory_bytes if layout.gpu == self.setting.origin else None
+        return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
+
+    def strategy_on(self, layout: Layout, strategy: Strategy | None = None) -> Strategy:
+        """Return a strategy, or that of the assumptions, with the degrees that it has on a layout."""
         strategy = self._assumptions.strategy if strategy is None else strategy
         batches, samples = self.trace.batches, self.trace.samples
         strategy = strategy.on(layout, batches=batches, samples=None if samples is None else samples // batches)
         strategy.replicas(layout)  # impossible degrees are an error before the model's blocks are looked for
-        step = self.iteration(layout, strategy)
-        reported = self.trace.gpu_memory_bytes if layout.gpu == self.setting.origin else None
-        return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
+        return strategy
 
     def prediction(self, layout: Layout, strategy: Strategy, step: StepPrediction, memory: MemoryNeed) -> Prediction:
         """Combine the step on a layout with the run and its price."""

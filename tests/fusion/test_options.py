@@ -158,6 +158,8 @@ def test_gpus_without_named_kernels_are_listed_and_attention_overrides_the_relea
     assert f"Predicted without flash_attention_3: {', '.join(names)}." in predictions.notes
     two, three, default = (seconds(blocks, word, "H100") for word in ("flash_attention_2", "flash_attention_3", ""))
     assert three == default < two  # torch 2.13 runs cuDNN's attention on Hopper, which is as fast as FlashAttention 3
+    assert "As fast with flash_attention_3 as by default on H100-SXM-80GB." in predictions.notes
+    assert "with kernels of flash_attention_3 (only on H100-SXM-80GB)" in str(predictions.heading)
     assert seconds(blocks, "", "H100", release="2.6") == two
     assert seconds(blocks, "cudnn_attention", "H100", release="2.6") == default
 
@@ -243,6 +245,17 @@ def test_chunked_and_eager_losses_hold_other_logits(words: lp.Trace) -> None:
     logits = 4096 * 128256 * 2  # eager: logits and their logarithms, then the gradient beside the logarithms
     assert (both.memory_bytes or 0) - (alone.memory_bytes or 0) == pytest.approx(logits, rel=0.1)
     assert both.iteration_seconds > alone.iteration_seconds
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_kernels_that_make_the_step_slower_than_eager_are_told(words: lp.Trace, strategy: str) -> None:
+    few = lp.predict(words, ["2xH200", "L4"], history=False, kernels="chunked_loss", strategy=strategy)
+    eager = lp.predict(words, ["2xH200", "L4"], history=False, strategy=strategy)
+    more = {one.gpu: one.iteration_seconds / eager[one.gpu].iteration_seconds - 1 for one in few.items_in_order}
+    told = ", ".join(f"{more[gpu]:.0%} on {gpu}".replace("%", " %") for gpu in sorted(more, key=lambda gpu: -more[gpu]))
+    assert f"Slower with chunked_loss than with PyTorch's eager kernels: by {told}." in few.notes
+    assert min(more.values()) > 0.01
+    assert not any("Slower with" in note for note in eager.notes)
 
 
 def test_liger_chunks_the_loss_of_a_trained_or_frozen_output_layer(words: lp.Trace) -> None:
