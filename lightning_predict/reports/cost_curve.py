@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from lightning_predict.base.ties import clearly_less
@@ -50,12 +51,17 @@ class CostCurve:
     points: tuple[CurvePoint, ...]
 
     @property
+    def fitting(self) -> tuple[CurvePoint, ...]:
+        """The points of layouts that hold the step, or may hold it."""
+        return tuple(point for point in self.points if point.fits is not False)
+
+    @property
     def pays_up_to(self) -> CurvePoint:
-        """The largest layout up to which more GPUs pay off (`MIN_GAIN`)."""
-        first = self.points[0]
-        each = first.samples_per_second / first.gpus
-        best = first
-        for before, point in zip(self.points, self.points[1:], strict=False):
+        """The largest layout up to which more GPUs pay off (`MIN_GAIN`), of those that fit if any does."""
+        points = self.fitting or self.points
+        best = points[0]
+        each = best.samples_per_second / best.gpus
+        for before, point in pairwise(points):
             added = (point.samples_per_second - before.samples_per_second) / (point.gpus - before.gpus)
             if added < MIN_GAIN * each:
                 break
@@ -85,16 +91,22 @@ class CostCurve:
     @property
     def sentence(self) -> str:
         """Sentence that names the largest layout up to which more GPUs pay off, in time or in money."""
-        last, best = self.points[-1], self.pays_up_to
-        alone, together = (point.usd_per_million_samples for point in (self.points[0], best))
+        points, best = self.fitting, self.pays_up_to
+        if len(points) < 2:
+            where = f"only on {points[0].name}" if points else "on none of these layouts"
+            others = "Try another --strategy, as fsdp; `lightning-predict parallel` finds those that fit."
+            return f"The step fits {where}. {others}"
+        first, last = points[0], points[-1]
+        alone, together = (point.usd_per_million_samples for point in (first, best))
         saved, cost = "time", ""
-        if alone is not None and together is not None and best != self.points[0]:
+        if alone is not None and together is not None and best != first:
             saved = "time and money" if clearly_less(together, alone) else "time, not money,"
-            cost = f" A million samples cost {usd(together)} on {best.name}, {usd(alone)} on {self.points[0].name}."
+            cost = f" A million samples cost {usd(together)} on {best.name}, {usd(alone)} on {first.name}."
         start = f"Further GPUs save {saved} up to {best.name}"
         if best == last:
-            return f"{start}, the largest asked for, at {share(last.efficiency)} efficiency.{cost}"
-        following = self.points[self.points.index(best) + 1]
+            largest = "that fits" if last != self.points[-1] else "asked for"
+            return f"{start}, the largest {largest}, at {share(last.efficiency)} efficiency.{cost}"
+        following = points[points.index(best) + 1]
         return (
             f"{start} ({share(best.efficiency)} efficiency); in {following.name} each of those added does less than "
             f"{share(MIN_GAIN)} of the work of one alone.{cost}"

@@ -1,5 +1,6 @@
 """`parallel` and `curve` on a recorded transformer."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,6 +205,30 @@ def test_curve_says_whether_time_or_money_is_saved(last: float, saved: str) -> N
         f"Further GPUs save {saved} up to 4xL4, the largest asked for, at 90 % efficiency. "
         f"A million samples cost ${last:.2f} on 4xL4, $50.57 on 1xL4."
     )
+
+
+@pytest.mark.parametrize(
+    ("fits", "sentence"),
+    [
+        (
+            (False, False, False),
+            "The step fits on none of these layouts. Try another --strategy, as fsdp;",
+        ),
+        ((False, False, True), "The step fits only on 4xL4. Try another --strategy, as fsdp;"),
+        (
+            (False, True, True),
+            "Further GPUs save time, not money, up to 4xL4, the largest asked for, at 90 % efficiency. "
+            "A million samples cost $7.00 on 4xL4, $6.00 on 2xL4.",
+        ),
+        ((True, True, False), "Further GPUs save time, not money, up to 2xL4, the largest that fits"),
+    ],
+)
+def test_a_curve_recommends_no_layout_that_the_step_does_not_fit(fits: Sequence[bool], sentence: str) -> None:
+    points = [
+        CurvePoint(f"{gpus}xL4", gpus, 9.0 * gpus, None, None, cost, 0.9, does)
+        for gpus, cost, does in zip((1, 2, 4), (5.0, 6.0, 7.0), fits, strict=True)
+    ]
+    assert CostCurve("L4", tuple(points)).sentence.startswith(sentence)
 
 
 def test_a_curve_is_priced(gpt: Path) -> None:
