@@ -23,6 +23,16 @@ LEFT_OUT |= {"pooling", "pooling of overlapping windows"}
 scatters the gradient of pooling in three kernels."""
 
 
+OTHER_COUNTS = {
+    "written attention": -4,  # of 15: on the CPU, Inductor copies the parts of a concatenation one by one
+    "RMS norms": -8,  # of 39: on the CPU, it keeps sums of residuals and of columns out of the kernels of norms
+    "layer norms": -6,  # of 37, as above
+    "ReLU in bfloat16": 2,  # of 15: ours cast the gradients of two biases in kernels of their own, not where summed
+    "GEGLU in bfloat16": 2,  # of 15, as above
+}
+"""Models whose number of kernels is more than 10 % off Inductor's, with the difference."""
+
+
 def of_inductor(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[int, int]:
     """Return number and bytes of the kernels that Inductor generates, without libraries' calls."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -101,8 +111,6 @@ def test_fused_kernels_move_the_bytes_of_inductors_kernels() -> None:
         if name not in LEFT_OUT:
             (count, moved), (ours, own) = of_inductor(*row), of_ours(*row)
             errors[name] = own / moved - 1
-            # On the CPU, Inductor copies the parts of a concatenation one by one (4 of 15 kernels of written
-            # attention), and keeps sums of residuals and of columns out of the kernels of norms (8 of 39 of RMS norms).
-            assert abs(ours - count) <= 0.27 * count, name
+            assert abs(ours - count - OTHER_COUNTS.get(name, 0)) <= (0 if name in OTHER_COUNTS else 0.1 * count), name
     assert max(map(abs, errors.values())) < 0.08, errors  # four blocks, whose norms read these sums again on the CPU
     assert statistics.median(map(abs, errors.values())) < 0.001, errors
