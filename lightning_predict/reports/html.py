@@ -170,7 +170,8 @@ def _rows(predictions: Predictions, ranking: Ranking, shown: Grid) -> Iterable[M
 
 def _kind_of(column: Column, text: str = "") -> str:
     """Return the style of a cell."""
-    kinds = ("right" if column.justify == "right" else "", "bad" if text.startswith(("too large", "tight")) else "")
+    is_bad = text.startswith(("too large", "unlikely", "tight"))
+    kinds = ("right" if column.justify == "right" else "", "bad" if is_bad else "")
     return " ".join(kind for kind in kinds if kind)
 
 

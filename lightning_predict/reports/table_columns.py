@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.fields import Field
 from lightning_predict.base.interval import Interval
-from lightning_predict.base.ties import NEGLIGIBLE, ordered
+from lightning_predict.base.ties import NEGLIGIBLE, NOTICEABLE, ordered
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import (
@@ -180,7 +180,16 @@ def _memory(need: MemoryNeed) -> str | None:
     amount = f"{gibibytes(need.memory_bytes)} of {gibibytes(need.usable_bytes)}"
     if need.least_filled_bytes is not None:
         amount = f"{gibibytes(need.least_filled_bytes)} to {amount}"
-    return {"exceeds": f"too large: {amount}", "tight": f"tight: {amount}"}.get(need.memory_fit or "", amount)
+    exceeds = "unlikely" if lacked_bytes(need) is None else "too large"
+    word = {"exceeds": f"{exceeds}: ", "tight": "tight: "}.get(need.memory_fit or "", "")
+    return f"{word}{amount}"
+
+
+def lacked_bytes(need: MemoryNeed) -> float | None:
+    """Return what a step that does not fit lacks by the numbers of its cell; None if only its chance is too low."""
+    usable = need.usable_bytes or 0.0
+    lack = (need.memory_bytes or 0.0) - need.releasable_bytes - usable
+    return None if lack < NOTICEABLE * usable and need.fit_probability is not None else lack
 
 
 def _ends(size: Interval[float]) -> str:

@@ -18,7 +18,7 @@ from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
-from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated
+from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated, lacked_bytes
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
     TableLine,
@@ -152,15 +152,16 @@ def _too_large(predictions: AbstractPredictions) -> Iterator[str]:
         remedy = "`lightning-predict trace memory` shows what fills the memory and what would help"
         if any(row.num_gpus > 1 for row, _ in missing):
             remedy += ". `lightning-predict parallel` finds ways to split the model among GPUs"
-        yield f"Too large: {listed([words for _, words in missing], most=2)}. {remedy}."
+        kinds = ("Unlikely to fit" if lacked_bytes(row.memory) is None else "Too large" for row, _ in missing)
+        yield f"{' / '.join(dict.fromkeys(kinds))}: {listed([words for _, words in missing], most=2)}. {remedy}."
 
 
 def _lack(row: Prediction) -> str:
     """Return what a GPU lacks by the numbers of its cell, or the chance if this is little."""
     need = row.memory
-    lack = (need.memory_bytes or 0.0) - need.releasable_bytes - (need.usable_bytes or 0.0)
-    if lack < NOTICEABLE * (need.usable_bytes or 0.0) and need.fit_probability is not None:
-        return f"{row.gpu} is {share(need.fit_probability)} likely to fit{_freed(need)}"
+    lack = lacked_bytes(need)
+    if lack is None:
+        return f"{row.gpu} is {share(need.fit_probability or 0.0)} likely to fit{_freed(need)}"
     return f"{row.gpu} lacks {gibibytes(lack)} GiB{_freed(need)}"
 
 
