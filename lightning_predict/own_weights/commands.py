@@ -76,8 +76,14 @@ def measure(
     from lightning_predict.own_weights.measuring.run import measure as measure_operations
     from lightning_predict.own_weights.measuring.run import name_of
 
-    unrecorded = () if device == "cpu" else _record_steps(output)
     is_try = device == "cpu"
+    unrecorded: list[str] = []
+
+    def begin(count: int, seconds: float | None) -> None:  # all arguments are checked by now
+        console.print(_announced(count, seconds, minutes))
+        if not is_try:
+            unrecorded.extend(_record_steps(output))
+
     usual = "float32" if is_try else "float32,tf32,float16,bfloat16"
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -94,7 +100,7 @@ def measure(
             device=device,
             gpu=gpu,
             is_trial=is_try,
-            announce=lambda count, seconds: console.print(_announced(count, seconds, minutes)),
+            announce=begin,
             progress=lambda name, done, total: shown.update(task, description=name, completed=done, total=total),
         )
     shares = _measured_shares(measured, name_of(device, gpu))

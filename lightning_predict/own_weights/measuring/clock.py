@@ -195,7 +195,7 @@ def time_call(
     buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
     alone = _event_times(graph.replay, replays, before=None)
     flushed = _event_times(graph.replay, replays, before=buffer.zero_)
-    warm = alone if alone >= GRAPH_SECONDS else _warm_time(call, device, replays)
+    warm = alone if alone >= GRAPH_SECONDS else _warm_time(call, device, alone, replays)
     timing = Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
     if load_seconds is None:
         return timing
@@ -225,13 +225,13 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
     return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
 
 
-def _warm_time(call: Callable[[], object], device: torch.device, replays: int) -> float | None:
+def _warm_time(call: Callable[[], object], device: torch.device, alone: float, replays: int) -> float | None:
     """Return the duration of a call among equal calls; None if it cannot be measured.
 
-    Graphs with twice as many calls each are timed until one lasts `GRAPH_SECONDS`. What the last half adds to it is
-    free of the launch of a replay.
+    A replay of one call takes `alone`. Graphs with twice as many calls each are timed until one lasts `GRAPH_SECONDS`.
+    What the last half adds to it is free of the launch of a replay.
     """
-    calls, before = 1, 0.0
+    calls, before = 2, alone
     while calls <= MOST_CALLS:
         graph, _ = captured(partial(_repeat, call, calls), device)
         if graph is None:

@@ -663,3 +663,16 @@ def test_measure_prints_rows_of_needed_and_the_measured_share_of_two_steps(
     ]
     data: Any = answer.data()
     assert data["shares"] == {"resnet50": 0.861, "gpt2": 0.744}
+
+
+@pytest.mark.parametrize(
+    ("operations", "error", "message"),
+    [("relu", CaptureError, "No CUDA device here"), ("rellu", UnknownOperationError, "No benchmark for 'rellu'")],
+)
+def test_measure_records_no_step_before_it_has_checked_its_arguments(
+    operations: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(error, match=message):
+        commands.measure(tmp_path / "tables", operations=operations)
+    assert not (tmp_path / "tables").exists()
