@@ -31,7 +31,7 @@ from lightning_predict.planning.problem import Plan
 from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
 from lightning_predict.reports.format import duration, share, significant, usd
 
-_WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm", "dstack", "kueue")
+_WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
 
 
 def plan(

@@ -1,11 +1,10 @@
-"""Export of a plan to a folder: JSON, a chart, and files for SkyPilot, Slurm, dstack and Kueue.
+"""Export of a plan to a folder: JSON, a chart, and files for SkyPilot and Slurm.
 
 `schedule.txt` of each engine lists commands with their times. It is the only file that states when a job starts.
 
 Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
 a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before the
-job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read. dstack and Kueue
-start a job once, so a plan that moves a job is refused for them.
+job moves, it gets a stop signal and writes its checkpoint to a place that the next segment can read.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import yaml
-
 from lightning_predict.base.checked import read_json
-from lightning_predict.base.errors import PlanningFormatError, UnknownGpuError
+from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.base.escaping import comment_line, one_line
 from lightning_predict.base.files import PROGRESS_VARIABLE
-from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, bytes_to_gibibytes, seconds_to_hours
-from lightning_predict.hardware import gpu as find_gpu
+from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 from lightning_predict.planning.gantt_chart import gantt_page
 from lightning_predict.planning.problem import (
     Configuration,
@@ -50,18 +46,6 @@ arrives within this time."""
 SIGNAL_SECONDS: Final = 300
 """Seconds before its time limit at which a job gets a signal. A large checkpoint takes a minute or two to write."""
 
-DSTACK_BACKENDS: Final = frozenset("aws azure crusoe gcp lambda nebius runpod verda vultr".split())
-"""Providers in lower case whose name is dstack's backend (dstack 0.22)."""
-
-OTHER_DSTACK_BACKENDS: Final = {"oracle cloud": "oci", "vast": "vastai"}
-
-INSTANCE_LABEL: Final = "node.kubernetes.io/instance-type"  # Kubernetes' label of an instance type
-
-GPU_LABEL: Final = "nvidia.com/gpu.product"
-"""Label with the name of a node's GPU, which NVIDIA's GPU feature discovery sets (a part of its GPU operator)."""
-
-QUEUE: Final = "lightning-predict"  # Kueue LocalQueue that the jobs are submitted to
-_NAME_LENGTH: Final = 40  # Maximum length of a dstack run name; Kubernetes allows 63 characters for a job
 Files = dict[str, str]  # Contents by file name
 
 
@@ -69,10 +53,7 @@ def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanSt
     """Write a plan's files; return messages about others. Jobs that run in the state `since` are not started."""
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
     refused: list[str] = []
-    writers = {"sky": skypilot_tasks, "slurm": slurm_scripts, "dstack": dstack_tasks}
-    if any(job.image for job in problem.jobs):
-        writers["kueue"] = kueue_jobs
-    for engine, write in writers.items():
+    for engine, write in (("sky", skypilot_tasks), ("slurm", slurm_scripts)):
         if (folder / engine / SCHEDULE).is_file():  # tasks of an earlier plan must not be mistaken for the new ones
             for pattern in ("*.yaml", "*.yml", "*.sh", SCHEDULE):
                 for path in (folder / engine).glob(pattern):
@@ -157,16 +138,16 @@ class _Stop(NamedTuple):
 
 
 class _Engine(NamedTuple):
-    """An engine, and the place where it needs the checkpoint of a job that moves; None if it cannot move jobs."""
+    """An engine, and the place where it needs the checkpoint of a job that moves."""
 
     name: str
-    checkpoint: str | None = None
-    example: str = ""
-    in_bucket: bool = False
+    checkpoint: str
+    example: str
+    in_bucket: bool
 
 
 _SKYPILOT: Final = _Engine("SkyPilot", "bucket for its checkpoint", "s3://our-bucket/runs", in_bucket=True)
-_SLURM: Final = _Engine("Slurm", "folder for its checkpoint that machines share", "/shared/runs")
+_SLURM: Final = _Engine("Slurm", "folder for its checkpoint that machines share", "/shared/runs", in_bucket=False)
 
 
 class _Export:
@@ -223,14 +204,8 @@ class _Export:
         def is_kept(checkpoint: str | None) -> bool:
             return checkpoint is not None and _is_bucket(checkpoint) == engine.in_bucket
 
-        can_move = engine.checkpoint is not None
-        moving = sorted({job.name for _, job, _ in self.stops if not (can_move and is_kept(job.checkpoint))})
+        moving = sorted({job.name for _, job, _ in self.stops if not is_kept(job.checkpoint)})
         reason = f"Nothing is written for {engine.name}: "
-        if moving and not can_move:
-            raise PlanningFormatError(
-                f"{reason}it starts a job once, and in this plan {', '.join(moving)} would move. Plan without moves "
-                "(formulation: {preempts: false, migrates: false})."
-            )
         silent = sorted({start.job.name for start in self.starts if start.job.command is None})
         if silent:
             verb = "names" if len(silent) == 1 else "name"
@@ -375,114 +350,9 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
     return export.all_files()
 
 
-def dstack_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
-    """Return a dstack task for each job to start, by file name, and `schedule.txt`."""
-    export = _Export(plan, problem, since, _Engine("dstack"))
-    names = _engine_names(export.names)
-    for start in export.starts:
-        name, machine, job = names[start.job.name], start.machine, start.job
-        provider = (machine.provider or "").casefold()
-        backend = OTHER_DSTACK_BACKENDS.get(provider, provider if provider in DSTACK_BACKENDS else None)
-        task: dict[str, object] = {
-            "type": "task",
-            "name": name,
-            **({"nodes": machine.nodes} if machine.nodes > 1 else {}),
-            **({"image": job.image} if job.image else {}),
-            "commands": [job.command],
-            **({"env": export.environment(start.segment, job.checkpoint)} if job.checkpoint else {}),
-            "resources": {"gpu": {**_dstack_gpu(machine), "count": start.gpus_per_machine}},
-            **({"backends": [backend], "instance_types": [machine.instance or machine.kind]} if backend else {}),
-            "spot_policy": "on-demand" if machine.interruptions_per_hour is None else "spot",
-            **({"retry": {"on_events": ["no-capacity", "interruption"]}} if job.checkpoint else {}),
-        }
-        export.files[f"{name}.dstack.yml"] = _document(task, start)
-        export.start(start, f"dstack apply --yes --detach --file {name}.dstack.yml")
-    return export.all_files()
-
-
-def kueue_jobs(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
-    """Return a suspended Kubernetes job for each job to start, by file name, and `schedule.txt`.
-
-    Kueue starts a suspended job when its local queue has the GPUs. The job selects nodes with the plan's GPU, by the
-    label of NVIDIA's GPU feature discovery, and on a cloud's machine also the instance type. Its claim is mounted at
-    the folder of its checkpoint, because the container's own files are lost with the pod.
-    """
-    export = _Export(plan, problem, since, _Engine("Kueue"))
-    _check_kueue(export.starts)
-    names = _engine_names(export.names)
-    for start in export.starts:
-        name, job, machine = names[start.job.name], start.job, start.machine
-        gpus = {"nvidia.com/gpu": start.gpus_per_machine}
-        variables = export.environment(start.segment, job.checkpoint) if job.checkpoint else {}
-        container: dict[str, object] = {
-            "name": "training",
-            "image": job.image,
-            "command": ["bash", "-c", job.command],
-            "env": [{"name": key, "value": value} for key, value in variables.items()],
-            "resources": {"requests": gpus, "limits": dict(gpus)},
-        }
-        selected = {"key": GPU_LABEL, "operator": "In", "values": _gpu_labels(machine)}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [selected]}]}
-        pod: dict[str, object] = {
-            "restartPolicy": "Never",
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
-        }
-        if machine.provider is not None:
-            pod["nodeSelector"] = {INSTANCE_LABEL: machine.instance or machine.kind}
-        if _is_folder(job.checkpoint):
-            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": job.checkpoint}]
-            pod["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": job.claim}}]
-        document = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": QUEUE}},
-            "spec": {
-                "suspend": True,
-                "backoffLimit": 6 if job.checkpoint else 0,
-                "template": {"spec": pod | {"containers": [container]}},
-            },
-        }
-        export.files[f"{name}.kueue.yml"] = _document(document, start)
-        export.start(start, f"kubectl create --filename {name}.kueue.yml")
-    return export.all_files()
-
-
-def _check_kueue(starts: Collection[_Start]) -> None:
-    """Refuse jobs that Kueue cannot run without losing their work."""
-    reasons = {
-        "no container image for {}. Add image: to each in the file of jobs, such as image: pytorch/pytorch.": [
-            start.job for start in starts if start.job.image is None
-        ],
-        "{} would need several machines in one job. Write a PyTorchJob for it, or plan it on one machine.": [
-            start.job for start in starts if start.machine.nodes > 1
-        ],
-        "the checkpoints of {} would be in the container and lost with it. Add claim: to each in the file of jobs, the "
-        "name of the PersistentVolumeClaim to mount at its folder, or name a bucket.": [
-            start.job for start in starts if _is_folder(start.job.checkpoint) and start.job.claim is None
-        ],
-    }
-    for reason, jobs in reasons.items():
-        if jobs:
-            names = ", ".join(sorted({job.name for job in jobs}))
-            raise PlanningFormatError(f"Nothing is written for Kueue: {reason.format(names)}")
-
-
-def _gpu_labels(machine: MachineType) -> list[str]:
-    """Return the values of `GPU_LABEL` on nodes with the machine's GPU: its names at the driver, without spaces."""
-    try:
-        names = find_gpu(machine.gpu).reported_names
-    except UnknownGpuError:  # the GPU is defined in the user's `gpus_file`
-        names = (machine.gpu,)
-    return sorted({"-".join(re.sub(r"[^A-Za-z0-9._ -]", "", name).split()) for name in names})
-
-
 def _is_bucket(checkpoint: str | None) -> bool:
     """Return whether a checkpoint is in a bucket, judged by its address, such as `s3://our-bucket/runs`."""
     return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
-
-
-def _is_folder(checkpoint: str | None) -> bool:
-    return checkpoint is not None and not _is_bucket(checkpoint)
 
 
 def _mounted(name: str) -> str:
@@ -553,16 +423,6 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
     return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
 
 
-def _dstack_gpu(machine: MachineType) -> dict[str, str]:
-    """Return dstack's name and minimum memory of a GPU: `A100`, `72GB..`. Form factors share a name in dstack."""
-    try:
-        gpu = find_gpu(machine.gpu)
-    except UnknownGpuError:  # the GPU is defined in the user's `gpus_file`
-        return {"name": machine.gpu}
-    name = re.split(r"-(?:SXM\d?|PCIe|NVL)\b|-\d+GB", gpu.name)[0].replace("-", "").replace("Quadro", "")
-    return {"name": name, "memory": f"{round(0.9 * bytes_to_gibibytes(gpu.memory_bytes))}GB.."}
-
-
 def _unused(name: str, taken: Collection[str]) -> str:
     """Append underscores to a name until it is unique."""
     while name in taken:
@@ -572,20 +432,6 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
-
-
-def _engine_names(file_names: Mapping[str, str]) -> dict[str, str]:
-    """Return a unique name of each job: lower-case letters, digits and hyphens, starting with a letter."""
-    names: dict[str, str] = {}
-    for job, file in file_names.items():
-        plain = re.sub(r"[^a-z0-9]+", "-", file.lower()).strip("-")
-        plain = plain if plain[:1].isalpha() else f"job-{plain}"
-        name, number = plain[:_NAME_LENGTH].rstrip("-"), 2
-        while name in names.values():
-            ending = f"-{number}"
-            name, number = plain[: _NAME_LENGTH - len(ending)] + ending, number + 1
-        names[job] = name
-    return names
 
 
 def _planned_time(start: _Start) -> str:
@@ -601,8 +447,3 @@ def _slurm_time(seconds: float) -> str:
     minutes, left = divmod(max(math.ceil(seconds), int(SECONDS_PER_MINUTE)), int(SECONDS_PER_MINUTE))
     hours, minutes = divmod(minutes, int(SECONDS_PER_HOUR / SECONDS_PER_MINUTE))
     return f"{hours:02d}:{minutes:02d}:{left:02d}"
-
-
-def _document(content: Mapping[str, object], start: _Start) -> str:
-    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000)
-    return f"{comment_line(one_line(_planned_time(start)))}\n{text}"

@@ -3,8 +3,8 @@
 `docs/howto/plan-jobs.md` explains the keys, with examples. Times in the file are in hours and are converted to seconds.
 
 `jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
-machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command,
-checkpoint, claim and image.
+machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
+checkpoint.
 
 For a job with a trace or past runs, times are predicted with intervals, on 1, 2, 4, ... GPUs of a machine. A run has
 the same number of samples on every configuration: on several GPUs, each processes as many samples per step as a single
@@ -219,7 +219,7 @@ _TOP_OPTIONAL: Final = frozenset(
 _PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
 _TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
 _RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
-_EXPORT_KEYS: Final = ("command", "checkpoint", "claim", "image")
+_EXPORT_KEYS: Final = ("command", "checkpoint")
 _JOB_OPTIONAL: Final = _TRACE_KEYS.union(
     _RUN_KEYS, "hours trace runs release_hours tardiness_usd_per_hour".split(), _EXPORT_KEYS
 )
@@ -499,8 +499,6 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
         },
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
-        claim=row.optional("claim", Checked.words, None),
-        image=row.optional("image", Checked.words, None),
         notes=tuple(f"{name}: {note}" for note in times.notes),
     )
 

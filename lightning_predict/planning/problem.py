@@ -71,8 +71,6 @@ class Job:
     # Shared folder or bucket for the job's checkpoint. The command writes the checkpoint on SIGTERM and resumes from
     # it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
     checkpoint: str | None = None
-    claim: str | None = None  # PersistentVolumeClaim that Kueue's jobs mount at `checkpoint`; None if not named
-    image: str | None = None  # Container image, for exports to Kueue and dstack; None if the file names none
     notes: tuple[str, ...] = ()  # Notes about the job's times, for readers of the plan
 
     @property

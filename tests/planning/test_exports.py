@@ -1,9 +1,9 @@
-"""Files of a plan for SkyPilot, Slurm, dstack and Kueue, carried out by stand-ins and read by the engines themselves.
+"""Files of a plan for SkyPilot and Slurm, carried out by stand-ins and read by the engines themselves.
 
-The engines' own readers run if they are installed, SkyPilot, dstack and Kueue in an environment of their own:
+The engines' own readers run if they are installed, SkyPilot in an environment of its own:
 
     apt install slurm-client slurmctld munge
-    python -m venv engines && engines/bin/pip install skypilot dstack kubernetes-validate
+    python -m venv engines && engines/bin/pip install skypilot
     LIGHTNING_PREDICT_ENGINES=engines/bin/python pytest tests/planning/test_exports.py
 """
 
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -31,8 +30,6 @@ from hypothesis import strategies as st
 from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.planning.exports import (
-    dstack_tasks,
-    kueue_jobs,
     plan_json,
     read_plan,
     skypilot_tasks,
@@ -49,10 +46,7 @@ Write = Callable[[Plan, PlanningProblem], dict[str, str]]
 
 
 def with_command(command: str, checkpoint: str | None = None, problem: PlanningProblem = TWO_JOBS) -> PlanningProblem:
-    jobs = tuple(
-        replace(item, command=command, checkpoint=checkpoint, image="pytorch/pytorch") for item in problem.jobs
-    )
-    return replace(problem, jobs=jobs)
+    return replace(problem, jobs=tuple(replace(item, command=command, checkpoint=checkpoint) for item in problem.jobs))
 
 
 BUCKETS = with_command("python train.py", "s3://ours/runs")
@@ -78,7 +72,7 @@ def carried_out(files: dict[str, str], folder: Path) -> dict[str, int]:
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "bin").mkdir()
-    for command in ("sbatch", "scancel", "squeue", "sky", "dstack", "kubectl", "sleep"):
+    for command in ("sbatch", "scancel", "squeue", "sky", "sleep"):
         (folder / "bin" / command).write_text(STAND_IN)
         (folder / "bin" / command).chmod(0o755)
     for line in files["schedule.txt"].splitlines():
@@ -101,15 +95,7 @@ IN_TURN = replace(  # Two jobs of two hours, one after the other on one machine
 )
 
 
-@pytest.mark.parametrize(
-    ("write", "checkpoint"),
-    [
-        (skypilot_tasks, "s3://ours/runs"),
-        (slurm_scripts, "/shared/runs"),
-        (dstack_tasks, "s3://ours/runs"),
-        (kueue_jobs, "s3://ours/runs"),
-    ],
-)
+@pytest.mark.parametrize(("write", "checkpoint"), [(skypilot_tasks, "s3://ours/runs"), (slurm_scripts, "/shared/runs")])
 def test_jobs_start_when_the_plan_says(write: Write, checkpoint: str, tmp_path: Path) -> None:
     problem = with_command("python train.py", checkpoint, IN_TURN)
     plan = simulate(problem, Script(({"a": at(0, "small", 1)}, {"b": at(0, "small", 1)})))
@@ -251,8 +237,6 @@ def test_similar_names_share_no_file_process_or_checkpoint() -> None:
         (skypilot_tasks, with_command("python a.py"), r"a moves or pauses and would lose all.*Add checkpoint: s3://"),
         (skypilot_tasks, FOLDERS, "names no bucket for its checkpoint"),
         (slurm_scripts, BUCKETS, "names no folder for its checkpoint that machines share"),
-        (dstack_tasks, BUCKETS, r"Nothing is written for dstack: .* a would move\. Plan without"),
-        (kueue_jobs, BUCKETS, r"Nothing is written for Kueue: .* a would move\. Plan without"),
     ],
 )
 def test_plan_that_would_lose_work_is_refused(write: Write, problem: PlanningProblem, message: str) -> None:
@@ -264,7 +248,7 @@ def test_folder_has_no_tasks_of_an_earlier_plan(tmp_path: Path) -> None:
     refused = write_plan(PLAN, TWO_JOBS, tmp_path)
     assert [words.partition(": ")[2].partition(". ")[0] for words in refused] == [
         "a, b name no command that starts the training"
-    ] * 3
+    ] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gantt.html", "plan.json"]
     assert write_plan(MOVED, BUCKETS, tmp_path) != ()  # none for Slurm
     assert (tmp_path / "sky" / "a-2.yaml").exists()
@@ -401,117 +385,33 @@ def rented() -> PlanningProblem:
     return with_command("python train.py --name 'a: b'", "s3://our-bucket/runs", problem)
 
 
-def test_dstack_task_asks_for_the_gpus_and_price_of_its_machine() -> None:
-    problem = rented()
-    files = dstack_tasks(simulate(problem, SHARING_BASELINES[0]), problem)
-    spot = yaml.safe_load(files["run-spot.dstack.yml"])
-    assert spot["spot_policy"] == "spot"
-    assert spot["retry"] == {"on_events": ["no-capacity", "interruption"]}
-    assert (spot["backends"], spot["instance_types"]) == (["aws"], ["g5.12xlarge"])
-    assert spot["env"]["CHECKPOINTS"] == "s3://our-bucket/runs"
-    assert spot["commands"] == ["python train.py --name 'a: b'"]
-    a100 = yaml.safe_load(files["run-gpu-1x-a100-sxm4.dstack.yml"])
-    assert a100["resources"]["gpu"] == {"name": "A100", "memory": "36GB..", "count": 1}  # 0.9 x 40 GiB
-    box = yaml.safe_load(files["run-box.dstack.yml"])  # the user's own machine has no backend
-    assert "backends" not in box
-    assert box["resources"]["gpu"]["name"] == "RTX4090"
-
-
-def products(pod: dict[str, Any]) -> list[str]:
-    """Return the names of the GPUs that a pod selects."""
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    (selected,) = term["matchExpressions"]
-    assert (selected["key"], selected["operator"]) == ("nvidia.com/gpu.product", "In")
-    values: list[str] = selected["values"]
-    return values
-
-
-def test_kueue_job_has_its_instance_type_image_and_claim() -> None:
-    problem = rented()
-    files = kueue_jobs(simulate(problem, SHARING_BASELINES[0]), problem)
-    document = yaml.safe_load(files["run-g5-12xlarge.kueue.yml"])
-    assert document["spec"]["suspend"] is True
-    assert document["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "lightning-predict"}
-    pod = document["spec"]["template"]["spec"]
-    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "g5.12xlarge"}
-    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
-    assert pod["containers"][0]["image"] == "pytorch/pytorch"
-    assert products(pod) == ["A10G", "NVIDIA-A10G"]  # as drivers of several ages name it
-    box = yaml.safe_load(files["run-box.kueue.yml"])["spec"]["template"]["spec"]
-    assert products(box) == ["GeForce-RTX-4090", "NVIDIA-GeForce-RTX-4090"]
-    assert "nodeSelector" not in box  # the user's own machine has no instance type
-    assert "volumes" not in box  # the command writes to its bucket
-    problem = with_command("python train.py", "/shared/runs")
-    claimed = replace(problem, jobs=tuple(replace(item, claim="runs") for item in problem.jobs))
-    pod = yaml.safe_load(kueue_jobs(PLAN, claimed)["a.kueue.yml"])["spec"]["template"]["spec"]
-    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
-    assert volume == {"name": mount["name"], "persistentVolumeClaim": {"claimName": "runs"}}
-    assert mount["mountPath"] == "/shared/runs"
-    assert {"name": "CHECKPOINTS", "value": "/shared/runs"} in pod["containers"][0]["env"]
-    problem = rented()
-    plan = simulate(problem, SHARING_BASELINES[0])
-    with pytest.raises(PlanningFormatError, match=r"no container image for .*Add image: to each"):
-        kueue_jobs(plan, replace(problem, jobs=tuple(replace(one, image=None) for one in problem.jobs)))
-    with pytest.raises(
-        PlanningFormatError, match=r"checkpoints of a, b would be in the container .*Add claim: to each"
-    ):
-        kueue_jobs(PLAN, FOLDERS)
-    machines = tuple(replace(machine, nodes=2, num_gpus=2 * machine.num_gpus) for machine in problem.machines)
-    with pytest.raises(PlanningFormatError, match=r"would need several machines in one job\. Write a PyTorchJob"):
-        kueue_jobs(plan, replace(problem, machines=machines))
-
-
-def test_names_add_no_keys_or_lines(tmp_path: Path) -> None:
-    evil = "AWS\nsetup: rm -rf ~\n"
-    jobs = tuple(replace(one, command=evil, image=evil, claim=evil) for one in TWO_JOBS.jobs)
-    machines = tuple(replace(machine, provider=evil, instance=evil) for machine in TWO_JOBS.machines)
-    write_plan(PLAN, replace(TWO_JOBS, jobs=jobs, machines=machines), tmp_path)
-    for engine in ("dstack", "kueue"):
-        for path in (tmp_path / engine).glob("*.yml"):
-            assert "setup" not in yaml.safe_load(path.read_text("utf-8"))
-        lines = (tmp_path / engine / "schedule.txt").read_text("utf-8").splitlines()
-        assert len(lines) == len(PLAN.segments)
-
-
 READ = """
-import sys, yaml
+import sky, sys, yaml
+from sky.utils import common_utils, schemas
 for path in sys.argv[1:]:
     document = yaml.safe_load(open(path))
-    if path.endswith(".kueue.yml"):
-        import kubernetes_validate
-        kubernetes_validate.validate(document, "1.30", strict=True)
-        print(document["metadata"]["name"])
-    elif path.endswith(".dstack.yml"):
-        from dstack._internal.core.models.configurations import parse_run_configuration
-        task = parse_run_configuration(document)
-        print(task.name, task.resources.gpu.name, task.resources.gpu.count.min)
-    else:
-        import sky
-        from sky.utils import common_utils, schemas
-        common_utils.validate_schema(document, schemas.get_task_schema(), path)
-        common_utils.validate_schema(document["resources"], schemas.get_resources_schema(), path)
-        (resources,) = sky.Task.from_yaml(path).resources
-        print(resources.cloud, resources.instance_type, resources.accelerators, resources.use_spot)
+    common_utils.validate_schema(document, schemas.get_task_schema(), path)
+    common_utils.validate_schema(document["resources"], schemas.get_resources_schema(), path)
+    (resources,) = sky.Task.from_yaml(path).resources
+    print(resources.cloud, resources.instance_type, resources.accelerators, resources.use_spot)
 """
 
 
 @pytest.mark.skipif("LIGHTNING_PREDICT_ENGINES" not in os.environ, reason="needs a Python that has the engines")
 def test_engines_read_every_file(tmp_path: Path) -> None:
     problem = rented()
-    plan = simulate(problem, SHARING_BASELINES[0])
-    files = dstack_tasks(plan, problem) | kueue_jobs(plan, problem) | skypilot_tasks(plan, problem)
+    files = skypilot_tasks(simulate(problem, SHARING_BASELINES[0]), problem)
     files |= {"predicted.yaml": sky_task(machine_to_rent("L4"))}
     files |= {f"moved-{name}": text for name, text in skypilot_tasks(MOVED, BUCKETS).items()}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    paths = [str(tmp_path / name) for name in sorted(files) if name.endswith((".yaml", ".yml"))]
+    paths = [str(tmp_path / name) for name in sorted(files) if name.endswith(".yaml")]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HOME": str(tmp_path)}
     python = os.environ["LIGHTNING_PREDICT_ENGINES"]
     ran = subprocess.run([python, "-c", READ, *paths], capture_output=True, text=True, check=False, env=environment)
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert len(lines) == len(paths)
-    assert "run-gpu-1x-a100-sxm4 ['A100'] 1" in lines
     for is_spot in (False, True):
         assert any(f"AWS g5.12xlarge {{'A10G': 4}} {is_spot}" in line for line in lines)
 
