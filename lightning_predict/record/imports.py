@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from lightning_predict.base.errors import TraceFormatError
 from lightning_predict.record.kineto import trace_of_kineto
+from lightning_predict.record.micro_batches import equal_batches
 from lightning_predict.record.trace import FORMAT, Trace, is_profile, read_trace_json
 
 
@@ -44,7 +46,8 @@ def load_step(path: str | os.PathLike[str]) -> Trace:
 
 def _imported(document: object, source: str, *, step: int | None, gpu: str | None) -> Trace:
     if is_profile(document):
-        return trace_of_kineto(document, source, step=step, gpu=gpu)
+        trace = trace_of_kineto(document, source, step=step, gpu=gpu)
+        return replace(trace, batches=equal_batches(trace.operations))
     if isinstance(document, dict) and document.get("format") == FORMAT:
         raise TraceFormatError(f"{source} is a trace of lightning-predict already; there is nothing to import.")
     raise TraceFormatError(

@@ -19,6 +19,30 @@ from itertools import count
 from lightning_predict.record.trace import Operation, TensorInfo, backward_ends
 
 
+def equal_batches(operations: Sequence[Operation]) -> int:
+    """Count the micro-batches whose gradients a step adds up; 1 if their forward passes differ, as those of a GAN.
+
+    A micro-batch begins with the first forward operation after a backward pass. An update between two of them means
+    that they are no accumulation. Preparations of a batch are in the forward phase before the first pass only.
+    """
+    forward_passes: list[list[tuple[object, ...]]] = []
+    before = "backward"
+    for operation in operations:
+        phase = operation.phase
+        if phase == "forward":
+            if before != "forward":
+                forward_passes.append([])
+                if before == "optimizer" and len(forward_passes) > 1:
+                    return 1
+            shapes = tuple([tensor.shape for tensor in operation.inputs])
+            forward_passes[-1].append((operation.name, operation.module, shapes))
+        if phase != "other":
+            before = phase
+    first, *others = forward_passes or [[]]
+    are_equal = bool(others) and all(other == others[0] == first[-len(other) :] for other in others)
+    return len(forward_passes) if are_equal else 1
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedMicroBatch:
     """Position of a recorded micro-batch in the recorded operations."""

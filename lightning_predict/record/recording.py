@@ -29,6 +29,7 @@ from lightning_predict.record.absent_cuda import StepSettings, as_on_absent_cuda
 from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.dispatch import MAX_OPERATIONS, DispatchRecorder
 from lightning_predict.record.environment import compilations
+from lightning_predict.record.micro_batches import equal_batches
 from lightning_predict.record.patches import Patch, patched_attribute
 from lightning_predict.record.precision import Precision, precision_of
 from lightning_predict.record.running_loop import MIN_BATCHES, StepBlock, with_running_loop
@@ -123,7 +124,7 @@ def capture(
         recorded, settings = _recorded(step, session(creates_subclasses=True))
     trace = recorded.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
-    trace = settings.added_to(trace)
+    trace = settings.added_to(replace(trace, batches=equal_batches(trace.operations)))
     if trace.has_measured_kernels and not trace.compiled:
         trace = _followed(trace, step)
     if wanted is not None:
