@@ -21,7 +21,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.record.torch_releases import check_release
-from lightning_predict.weights.source import AnyWeights, check_weights
+from lightning_predict.weights.source import AnyWeights, weights_source
 
 if TYPE_CHECKING:
     from lightning_predict.hardware.layouts import Layout
@@ -47,7 +47,8 @@ class Assumptions:
             `fsdp,tensor=8` (see `layouts/strategy.py`). On a single GPU, only the option `accumulate` has an
             effect.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
-        weights: Folder or file of model weights; None uses the package's weights.
+        weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
+            a cache folder, or offline mode. None uses the configured address, the cache, and the package's weights.
         offers: Offers to take prices from; None uses the offers of the package.
         usd_per_hour: Your own price of one GPU, for all GPUs or by name. Your price takes precedence over the offers.
         history: Earlier runs. Runs of the same model on the same GPU correct the prediction (see `run/history.py`).
@@ -94,7 +95,7 @@ class Assumptions:
 
             check_method(self.method)
         check_price(self.usd_per_hour)
-        check_weights(self.weights)
+        weights_source(self.weights)
         if self.interconnect is not None:
             _check_links(self.interconnect)
         check_release(self.release)

@@ -24,6 +24,7 @@ from lightning_predict.hardware.user_gpus import TABLES as GPU_TABLES
 from lightning_predict.hardware.user_gpus import add_described_gpus
 from lightning_predict.kernels.interconnect import PCIE_MACHINES, Interconnect, interconnect_of
 from lightning_predict.reports.table_columns import column_names
+from lightning_predict.weights.source import WeightsSource, weights_source
 
 if TYPE_CHECKING:
     from lightning_predict.layouts.strategy import Strategy
@@ -57,7 +58,7 @@ class MachineProfile:
     release: str | None = None
     method: str = "auto"
     cores_per_node: int | None = None
-    weights: str | None = None
+    weights: WeightsSource = field(default_factory=WeightsSource)
     skew: str | None = None
     interconnect: Interconnect | None = None
     usd_per_hour: UserPrice = None
@@ -161,13 +162,15 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
     if energy.has("pue") and not energy.has("grid"):
         raise energy.member("pue").error("is for the energy of the run; give energy.grid, too.")
     weights = document.optional("weights", Checked.words, None)
+    if weights is not None and "://" not in weights:
+        weights = str(path.parent / weights)
     skew = document.optional("skew", _text_or_number, None)
     return MachineProfile(
         host=document.optional("host", _text_or_number, None),
         release=document.optional("release", Checked.words, None),
         method=document.optional("method", lambda value: value.choice(("auto", "mlp", "wave")), "auto"),
         cores_per_node=document.optional("cores_per_node", _count, None),
-        weights=None if weights is None else str(path.parent / weights),
+        weights=replace(weights_source(weights), offline=document.optional("offline", Checked.flag, False)),
         skew=str(path.parent / skew) if isinstance(skew, str) else None if skew is None else str(skew),
         interconnect=interconnect_of(
             network_gbps=links.optional("network_gbps", Checked.positive, None),
@@ -195,7 +198,7 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
     )
 
 
-TOP_KEYS: Final = frozenset("host release method cores_per_node weights skew columns".split())
+TOP_KEYS: Final = frozenset("host release method cores_per_node weights offline skew columns".split())
 """Keys before the first table."""
 
 TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {  # Keys of each table

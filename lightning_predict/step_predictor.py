@@ -114,6 +114,7 @@ class StepPredictor:
         self.setting = PredictionContext(
             targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.interconnect
         )
+        self._model_notes = () if models is None else models.notes
         kinds, self._shares = weighted_kinds(trace)
         # Each kind of step, predicted on a single GPU of each model
         self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
@@ -240,6 +241,7 @@ class StepPredictor:
             *_wave_scaling_note(self.setting),
             *_notes(self.kinds),
             *_kinds_note(self.trace),
+            *self._model_notes,
             *(() if self._run_factor is None or self.in_use is None else (self._run_factor.note(self.in_use.name),)),
         )
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # other test processes, longer than they work. Torch reads it when it is imported, which it is not yet.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No recorded steps of the user who runs the tests, from the first import on.
-os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-keep-no-steps")
+# No weights of the user who runs the tests, from the first import on; nothing is kept there unless a test asks for it.
+os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-keep-no-weights")
 
 # The day of the outputs in the documentation, which say how old a price is: 2026-11-27.
 os.environ["SOURCE_DATE_EPOCH"] = "1795780800"

@@ -27,6 +27,7 @@ An error message states the given value, the expected value, and a remedy. Catch
     * `WeightsNotFoundError`
     * `WeightsFormatError`
     * `WeightsHashError`
+    * `WeightsDownloadError`
 
   * `MeasurementTableError`
   * `BudgetExceededError`
@@ -91,7 +92,7 @@ class NothingRecordedError(CaptureError):
 
 
 class WeightsError(LightningPredictError):
-    """Weights cannot be found or trusted."""
+    """Weights cannot be found, downloaded or trusted."""
 
 
 class WeightsNotFoundError(WeightsError, LookupError):
@@ -104,6 +105,10 @@ class WeightsFormatError(WeightsError):
 
 class WeightsHashError(WeightsError):
     """The SHA-256 checksum of a weights file differs from the manifest."""
+
+
+class WeightsDownloadError(WeightsError):
+    """A download failed after its retries."""
 
 
 class MeasurementTableError(LightningPredictError):

@@ -29,7 +29,7 @@ FILE_SECONDS: Final = 60.0  # Default timeout in seconds for a file or a logger 
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """Return the user's folder for data or cached files; without a home directory, a path that cannot exist."""
+    """Return the user's folder for data or downloads; without a home directory, a path that cannot exist."""
     try:
         folder = {"data": platformdirs.user_data_dir, "cache": platformdirs.user_cache_dir}[kind]("lightning-predict")
     except RuntimeError:  # a user in a container without a home directory
@@ -37,7 +37,7 @@ def user_folder(kind: Literal["data", "cache"]) -> Path:
     return Path(os.devnull, "no-home-directory") if folder.startswith("~") else Path(folder)
 
 
-CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"  # Folder of steps recorded by name
+CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"  # Folder of downloaded weights and of steps recorded by name
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:

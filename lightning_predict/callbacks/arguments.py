@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundError
 from lightning_predict.layouts.strategy import Strategy
+from lightning_predict.weights.source import weights_source
 
 MetaStep = Callable[[int], Callable[[], object]]  # Function that makes a step on the meta device from a batch size
 
@@ -35,12 +37,13 @@ def checked_assumptions(assumptions: Assumptions | None) -> Assumptions:
         )
     if given.cores_per_node is not None:
         check_steps("cores_per_node", given.cores_per_node, what="a number of cores")
-    if given.weights is not None and not Path(given.weights).expanduser().exists():
+    source = weights_source(given.weights)
+    if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
-            f"weights={str(given.weights)!r} does not exist; give a file or folder of weights, or leave it out for the "
+            f"weights={source.path!r} does not exist; give a file or folder of weights, or leave it out for the "
             "weights that come with the package."
         )
-    return given
+    return replace(given, weights=source)
 
 
 def check_file(

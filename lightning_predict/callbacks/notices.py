@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.files import FILE_SECONDS
 from lightning_predict.base.guard import own_error
 from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.observe.rank_agreement import wait_seconds
+from lightning_predict.weights.source import address_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -28,10 +27,7 @@ def check_webhook(webhook: str) -> None:
     """Reject an address of a webhook that is not an https address, or is an address of this machine."""
     import requests  # noqa: F401
 
-    parts = urlsplit(webhook)
-    is_here = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if not (parts.hostname and (parts.scheme == "https" or is_here)):  # the address may be secret
-        raise InvalidArgumentError("Webhook is not usable; expected an https address, or an http one of this machine.")
+    address_of(webhook, what="Webhook", expected="an https address")
 
 
 def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) -> Iterator[str]:

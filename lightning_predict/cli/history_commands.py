@@ -1,4 +1,4 @@
-"""Commands `history`, `check-report` and `cache`: earlier runs with their predictions, evidence to send, saved steps.
+"""Commands `history`, `check-report` and `cache`: earlier runs with their predictions, evidence to send, downloads.
 
 Example::
 
@@ -6,7 +6,7 @@ Example::
     lightning-predict history --gpu T4 --json
     lightning-predict history forget --gpu T4
     lightning-predict history export --output runs.json && lightning-predict check-report runs.json
-    lightning-predict cache clear            # deletes steps recorded by name
+    lightning-predict cache clear            # deletes downloaded weights and steps recorded by name
 """
 
 from __future__ import annotations
@@ -151,17 +151,21 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
     return [*lines, f"From {path}."]
 
 
+_DOWNLOADED: Final = ("*.safetensors*", "manifest.json*", "steps/*.json.gz")
+"""File name patterns of downloaded weights, including unfinished downloads, and of steps recorded by name."""
+
+
 def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None = None) -> CommandAnswer:
-    """Show the steps recorded by name, or delete them.
+    """Show downloaded weights and steps recorded by name, or delete them; what ships with the package stays.
 
     The action comes directly after the command: `cache clear`.
 
     Args:
         action: What to do.
-        folder: Folder of the steps (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
+        folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
     """
     place = cache_folder(folder)
-    files = sorted(path for path in place.glob("steps/*.json.gz") if path.is_file())
+    files = sorted({path for pattern in _DOWNLOADED for path in place.glob(pattern) if path.is_file()})
     sizes = {path.name: path.stat().st_size for path in files}
     if action == "clear":
         for path in files:
@@ -173,7 +177,7 @@ def cache(action: Literal["show", "clear"] = "show", /, *, folder: Path | None =
 def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
     total = f"{bytes_to_mebibytes(sum(sizes.values())):.1f} MiB"
     if not sizes:
-        return f"{place} holds no steps."
+        return f"{place} holds no downloaded weights and no steps."
     if action == "clear":
         return f"Removed {len(sizes)} files ({total}) from {place}."
     rows = [[name, f"{bytes_to_mebibytes(size):.2f}"] for name, size in sizes.items()]

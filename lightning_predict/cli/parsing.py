@@ -62,7 +62,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "first-hour": "Test recording and measure this machine's GPU, into one file for a report.",
     "check-report": "Check a file of first-hour or history before it is sent.",
     "train": "Tune the weights to your own GPU.",
-    "cache": "Show or delete recorded steps.",
+    "cache": "Show or delete downloaded weights and recorded steps.",
     "completion": "Print shell completion.",
 }
 """Commands in the order of the help, with a summary, so that the help imports none of them."""

@@ -62,7 +62,7 @@ from lightning_predict.kernels.roofline import VECTORIZED, roofline_seconds, wit
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.uncertainty import CARRIED_SCATTER, independent, of_network, transferred_part
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
-from lightning_predict.weights.source import AnyWeights, check_weights
+from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
 if TYPE_CHECKING:
     from lightning_predict.kernels.families.collective import CollectiveCurves
@@ -75,6 +75,7 @@ class BundledModels:
     """All trained models: neural networks that predict utilisation, and the bundled curves of collectives."""
 
     networks: UtilisationModels
+    notes: tuple[str, ...] = ()
 
     def for_gpu(self, gpu_name: str) -> BundledModels:
         """Return the models of one GPU, including its networks of families that other GPUs do not have."""
@@ -111,24 +112,31 @@ class BundledModels:
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
-    """Load the models of GPUs from an explicit path or the bundled files.
-
-    All GPUs of the catalogue are loaded, because the measurements of dominated GPUs bound the times of others.
+    """Load the models of GPUs from an explicit path, the verified cache, the bundled files or the configured URL.
 
     Args:
-        gpu_names: Names of GPUs. A GPU without its own weights uses the base network.
-        weights: Folder or file of weights; None uses the package's.
+        gpu_names: Catalogue names. A GPU without its own weights uses the base network. If no download is needed, all
+            GPUs of the catalogue are loaded, because the measurements of dominated GPUs bound the times of others.
+        weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
     """
-    check_weights(weights)
-    path = None if weights is None else os.fspath(weights)
-    return _loaded(tuple(dict.fromkeys((*catalogue_names(), *gpu_names))), path)
+    source = weights_source(weights)
+    # The store reads the environment, so the environment is part of the cache key.
+    settings = tuple(os.environ.get(name) for name in VARIABLES)
+    is_local = source.offline or (source.url is None and not os.environ.get(URL_VARIABLE))
+    catalogue = tuple(catalogue_names())
+    # With a URL, fetch weights only for the requested GPUs; offline, one cache entry serves all requests.
+    names = tuple(dict.fromkeys((*catalogue, *gpu_names))) if is_local else gpu_names
+    return _loaded(names, catalogue, source, settings)
 
 
 @lru_cache(maxsize=8)
-def _loaded(gpu_names: tuple[str, ...], weights: str | None) -> BundledModels:
-    from lightning_predict.weights.store import load_weights  # slow import
+def _loaded(
+    gpu_names: tuple[str, ...], beside: tuple[str, ...], source: WeightsSource, _settings: tuple[str | None, ...]
+) -> BundledModels:
+    from lightning_predict.weights.store import load_weights  # imports the download libraries only if needed
 
-    return BundledModels(networks=UtilisationModels(load_weights(gpu_names, weights)))
+    weights = load_weights(gpu_names, source, optional_gpus=beside)
+    return BundledModels(networks=UtilisationModels(weights), notes=weights.notes)
 
 
 # --- From network outputs to seconds

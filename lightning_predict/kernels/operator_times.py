@@ -37,7 +37,7 @@ def operator_seconds(
         gpu: Name of a GPU.
         dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Times of matmuls in TF32 and float8 are
             the times in bfloat16, multiplied by the ratio of the rooflines.
-        weights: Folder or file of model weights; None uses the package's weights.
+        weights: Folder, file or https:// address of model weights; None uses the package's weights.
         **shape: Shape parameters of the operation, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for matmuls;
             `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;
             `batch`, `heads`, `kv_heads`, `seq`, `head_dim`, `causal` for attention; `rows`, `cols` for other

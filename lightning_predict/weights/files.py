@@ -37,9 +37,10 @@ from lightning_predict.base.files import reject_irregular
 from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, MeasuredFactor, NetworkWeights
 
 MANIFEST_NAME: Final = "manifest.json"
+MAX_MANIFEST: Final = 1 << 24  # Maximum size of a manifest; the bundled one has 70 KB
 
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
-"""Allowed file names, which contain no folder."""
+"""Allowed file names. They contain no folder, so a download cannot write outside its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,8 @@ METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")
 
 _ADVICE: Final = (
-    f"Expected a file written by `lightning-predict train` (format version {FORMAT_VERSION}). Delete it, so that the "
-    "bundled file is used."
+    f"Expected a file written by `lightning-predict train` (format version {FORMAT_VERSION}). Delete it, so that it is "
+    "fetched again or the bundled file is used."
 )
 _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
@@ -194,7 +195,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
     if expected_sha256 is not None and sha256(content) != expected_sha256:
         raise WeightsHashError(
             f"Weights file {path} has SHA-256 {sha256(content)}; expected {expected_sha256} (the manifest's). It was "
-            "changed or damaged: delete it, so that the bundled file is used."
+            "changed or damaged: delete it, so that it is fetched again or the bundled file is used."
         )
     return parse_weights(content, path)
 

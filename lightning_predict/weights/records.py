@@ -111,3 +111,4 @@ class LoadedWeights:
 
     cross_gpu_model: GpuWeights  # Base weights, used for GPUs and operations without their own weights
     gpus: Mapping[str, GpuWeights]  # Weights that were trained for a single GPU, by GPU name
+    notes: tuple[str, ...] = ()  # Notes for the user about missing weights

@@ -25,9 +25,11 @@ from lightning_predict.own_weights.measuring.clock import time_call
 from lightning_predict.own_weights.training import tuning
 from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.record.imports import import_trace
+from lightning_predict.weights.source import WeightsSource
 from tests.cli.conftest import Profile, Run
 from tests.own_weights.training.example import write_own_table
 from tests.record.kineto_files import steps, write
+from tests.weights.example import publish
 
 
 def test_predict_prints_table_ranking_and_all_priced_gpus(trace: Path, run: Run) -> None:
@@ -261,6 +263,7 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
         method = "wave"
         cores_per_node = 16
         weights = "mine"
+        offline = true
         [links]
         network_gbps = 80
         busbw = 20
@@ -279,7 +282,7 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
     told = read_machine_profile(path)
     own = told.assumptions(told.prices(), strategy=Strategy())
     assert (own.host, own.release, own.method, own.cores_per_node) == ("fast", "2.6", "wave", 16)
-    assert own.weights == str(tmp_path / "mine")
+    assert own.weights == WeightsSource(path=str(tmp_path / "mine"), offline=True)
     assert own.interconnect == interconnect_of(network_gbps=80, busbw=20, pcie="switch")
     assert own.charges == Charges(minimum_minutes=60)
     assert own.usd_per_hour == {"L4": 0.5}
@@ -472,17 +475,17 @@ def test_predict_reads_weights_of_train(
     assert "No table of yours" in run("train", tmp_path / "nothing").err
 
 
-def test_cache_lists_and_clears_steps(run: Run, tmp_path: Path) -> None:
+def test_cache_lists_and_clears_downloads(run: Run, tmp_path: Path) -> None:
     empty = run("cache", "--folder", tmp_path)
-    assert empty.out.endswith("holds no steps.\n")
-    folder = Path(run("cache", "--folder", tmp_path, "--json").json["folder"]) / "steps"
-    folder.mkdir(parents=True)
-    for name in ("a.json.gz", "b.json.gz", "notes.txt"):
-        (folder / name).write_text(name)
+    assert empty.out.endswith("holds no downloaded weights and no steps.\n")
+    folder = Path(run("cache", "--folder", tmp_path, "--json").json["folder"])
+    publish(folder, "base", "T4")
+    (folder / "notes.txt").write_text("not ours")
     answer = run("cache", "--folder", tmp_path, "--json").json
-    assert (answer["files"], answer["bytes"]) == ({"a.json.gz": 9, "b.json.gz": 9}, 18)
-    assert "2 files (" in run("cache", "show", "--folder", tmp_path).out
-    assert run("cache", "clear", "--folder", tmp_path).out.startswith("Removed 2 files (")
+    assert set(answer["files"]) == {"T4.safetensors", "base.safetensors", "manifest.json"}
+    assert answer["bytes"] == sum(path.stat().st_size for path in folder.iterdir()) - len("not ours")
+    assert "3 files (" in run("cache", "show", "--folder", tmp_path).out
+    assert run("cache", "clear", "--folder", tmp_path).out.startswith("Removed 3 files (")
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 

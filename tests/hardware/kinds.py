@@ -2,6 +2,7 @@
 
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.hardware.records import Gpu
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 
 
@@ -10,7 +11,7 @@ def one_of_each_kind() -> list[Gpu]:
 
     A kind is what formulas branch on: the compute capability, the memory, and which dtypes have units or are emulated.
     """
-    measured = load_weights(gpu_names()).gpus
+    measured = load_weights(gpu_names(), WeightsSource(offline=True)).gpus
     kinds: dict[object, Gpu] = {}
     for row in map(gpu, gpu_names()):
         dtypes = frozenset(row.peak_flops_per_second), frozenset(row.emulated_dtypes)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lightning_predict.base.files import HISTORY_VARIABLE
+from lightning_predict.base.files import CACHE_VARIABLE, HISTORY_VARIABLE
 from lightning_predict.hardware import gpu, gpu_names
 from lightning_predict.kernels.models import (
     BLOCK_ROWS,
@@ -22,6 +22,7 @@ from lightning_predict.kernels.models import (
 from lightning_predict.kernels.operations import Array, ShapeBatch, operation_shape, shape_batch
 from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.kernels.example_networks import constant_network, constant_weights, with_own
 
@@ -99,7 +100,7 @@ def _batches() -> list[ShapeBatch]:
 @pytest.mark.parametrize("batch", _batches(), ids=lambda batch: f"{batch.operation}-{batch.dtype}")
 def test_all_gpus_at_once_are_the_loop_over_gpus_and_shapes(batch: ShapeBatch) -> None:
     gpus = [gpu(name) for name in gpu_names()]
-    models = UtilisationModels(load_weights(gpu_names()))
+    models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
     together = models.estimate(batch, gpus)
     for column in range(len(batch)):
         words: dict[str, Array] = {word: values[column : column + 1] for word, values in batch.columns.items()}
@@ -115,7 +116,8 @@ def test_only_settings_of_weights_load_them_again(tmp_path: Path, monkeypatch: p
     loaded = kernel_models(("T4",))
     monkeypatch.setenv(HISTORY_VARIABLE, str(tmp_path / "another.jsonl"))
     assert kernel_models(("T4",)) is loaded
-    assert kernel_models(("T4",), tmp_path) is not loaded
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert kernel_models(("T4",)) is not loaded
 
 
 CARDS = [gpu("H200-SXM-141GB"), gpu("L4")]

@@ -20,6 +20,7 @@ from lightning_predict.kernels.roofline import (
     with_sustained_peaks,
 )
 from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.hardware.kinds import one_of_each_kind
@@ -171,7 +172,7 @@ def test_networks_are_the_sum_that_they_say_and_ensembles_a_logarithmic_mean() -
 
 @pytest.fixture(scope="module")
 def shipped() -> UtilisationModels:
-    return UtilisationModels(load_weights(gpu_names()))
+    return UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
 
 
 def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: UtilisationModels) -> None:
@@ -183,7 +184,7 @@ def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: Utilisat
 
 def test_the_catalogue_still_says_what_the_weights_were_trained_with() -> None:
     """Own weights know one value of each machine feature; another one means that the weights must be trained again."""
-    weights = load_weights(gpu_names())
+    weights = load_weights(gpu_names(), WeightsSource(offline=True))
     assert weights.gpus
     for name, own in weights.gpus.items():
         for network in own.families.values():

@@ -16,6 +16,7 @@ from lightning_predict.kernels.models import (
 )
 from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
 from lightning_predict.kernels.roofline import sustained_rate_uncertainty
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_networks import constant_weights, with_own
@@ -80,7 +81,7 @@ def test_measured_and_unmeasured_gpus_keep_to_the_interval_of_lesser_ones() -> N
     if not dominates(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
     # Large products alone draw the power that the GB200 of the public tables did not have.
-    models = UtilisationModels(load_weights(("B200-SXM-180GB", "GB200")))
+    models = UtilisationModels(load_weights(("B200-SXM-180GB", "GB200"), WeightsSource()))
     lower, higher = gpu("B200-SXM-180GB"), gpu("GB200")
     assert dominates_same_chip(higher, lower, "bfloat16")
     assert not dominates_same_chip(lower, higher, "bfloat16")
@@ -118,7 +119,7 @@ def drawn(seed: int = 0, count: int = 40) -> dict[str, ShapeBatch]:
 
 @pytest.fixture(scope="module")
 def models() -> UtilisationModels:
-    return UtilisationModels(load_weights(gpu_names()))
+    return UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
 
 
 @pytest.mark.parametrize("name", list(drawn()))

@@ -21,6 +21,7 @@ from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.own_weights.training.tables import LONGEST_REPLAY_SECONDS, STEPS_FOLDER, read_own_tables
 from lightning_predict.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
 from lightning_predict.weights.records import CROSS_GPU, MeasuredFactor
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
 from tests.known import known
@@ -50,7 +51,7 @@ def test_the_error_on_rows_that_no_fit_saw_falls(tuned: tuple[Path, tuple[OwnSco
 def test_unmeasured_families_keep_weights_and_the_manifest_lists_the_measured(
     tuned: tuple[Path, tuple[OwnScore, ...]],
 ) -> None:
-    mine = load_weights(["T4", "RTX-4090", "L4"], tuned[0])
+    mine = load_weights(["T4", "RTX-4090", "L4"], WeightsSource(path=str(tuned[0]), offline=True))
     shipped = load_weights(["T4", "RTX-4090", "L4"])
     assert set(mine.gpus["T4"].families) == set(shipped.gpus["T4"].families)
     assert mine.gpus["T4"].families["vector"].interval == shipped.gpus["T4"].families["vector"].interval

@@ -15,6 +15,7 @@ from lightning_predict.hardware.records import Gpu
 from lightning_predict.own_weights.training.networks import TrainingPlan
 from lightning_predict.own_weights.training.tables import Group
 from lightning_predict.own_weights.training.tuning import gpus_of
+from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
 from tests.own_weights.training.example import group, measured, products, write_matmul_table
@@ -57,7 +58,7 @@ def test_training_writes_files_that_load_and_score_alike(
     assert [(score.gpu, score.own_weights) for score in scores] == [("L4", True), ("T4", True)]
     assert all("raw network" in score.baselines for score in scores)
     assert evaluate(tables, weights=weights, baselines=True, console=Console(quiet=True)) == scores
-    loaded = load_weights(["T4", "L4"], weights)
+    loaded = load_weights(["T4", "L4"], WeightsSource(path=str(weights), offline=True))
     assert set(loaded.gpus) == {"T4", "L4"}
     assert loaded.cross_gpu_model.sources == ("synthetic",)
     manifest = read_manifest(weights)
