@@ -1,9 +1,8 @@
 """`try_change`: runs a step with and without a change on this machine, and measures the gain.
 
-The user passes a function that creates a step from a batch size, as `meta_step` of `RuntimePredictor`. The function
-creates its own model and data, so a training run is not affected. Tensors on the meta device are moved to this
-machine's device, and filled with small random numbers. The original and the changed step alternate every few steps, so
-a slowdown of the machine affects both. Example::
+The user passes a function that creates a step from a batch size. The function creates its own model and data, so a
+training run is not affected. The original and the changed step alternate every few steps, so a slowdown of the machine
+affects both. Example::
 
     def make_step(batch_size):
         model, rows = Model(), torch.randn(batch_size, 512)
@@ -39,8 +38,6 @@ MakeStep = Callable[..., Callable[[], object]]  # Creates a step from a batch si
 
 ALTERNATIONS: Final = 4
 """Number of times that each version of the step runs in alternation. The gain's interval is the range over them."""
-
-SPREAD: Final = 0.02  # Standard deviation of the random values that replace tensors on the meta device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ def try_change(
 
     Args:
         name: Name of the change, as in `lp.advise`.
-        make_step: Function that creates a step from a batch size, on this machine's device or on the meta device.
+        make_step: Function that creates a step from a batch size, on this machine's device.
         batch_size: Number of samples of the original step.
         steps: Number of timed steps of each version.
         warmup_steps: Number of untimed steps of each version at the start, in which torch.compile compiles.
@@ -96,7 +93,7 @@ def try_change(
     Raises:
         InvalidArgumentError: The change is unknown or cannot be applied from outside the step, or there are fewer than
             4 steps.
-        CaptureError: The step calls no module, or has tensors on the meta device that cannot be replaced.
+        CaptureError: The step calls no module, or runs on the meta device.
     """
     import torch
 
@@ -118,7 +115,7 @@ def try_change(
             after.step = _APPLIERS[name](after)
         for side in (before, after):
             for _ in range(warmup_steps):
-                _run(side.step)
+                side.step()
         turns = [
             tuple(_timed(side, count, clock) for side in (before, after))
             for count in (steps // ALTERNATIONS + (turn < steps % ALTERNATIONS) for turn in range(ALTERNATIONS))
@@ -132,19 +129,6 @@ def try_change(
         steps=steps,
         device=before.device.type,
     )
-
-
-def _run(step: Callable[[], object]) -> None:
-    """Run a step; for tensors on the meta device, raise an error that names a remedy."""
-    try:
-        step()
-    except (RuntimeError, NotImplementedError) as error:
-        if "meta" not in str(error):
-            raise
-        raise CaptureError(
-            "the step uses meta tensors that cannot be replaced, for example global ones; create them on the tested "
-            f"device ({error})"
-        ) from error
 
 
 def _timed(side: _RunnableStep, steps: int, clock: Callable[[], float]) -> float:
@@ -161,6 +145,8 @@ class _RunnableStep:
     """A step with its modules and optimizers, on a real device."""
 
     def __init__(self, step: Callable[[], object]) -> None:
+        import torch
+
         from lightning_predict.record.hooks import ModuleWatch, OptimizerWatch
         from lightning_predict.record.waiting import wait_for
 
@@ -177,97 +163,13 @@ class _RunnableStep:
         self.optimizers: Sequence[torch.optim.Optimizer] = updates.optimizers
         if not self.modules:
             raise CaptureError("the step calls no module, so that there is nothing to make a change to")
-        _fill(step, self.modules, self.optimizers)
-        self.device = next(
-            (parameter.device for module in self.modules for parameter in module.parameters()), _device()
-        )
+        here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = next((parameter.device for module in self.modules for parameter in module.parameters()), here)
+        if self.device.type == "meta":
+            raise CaptureError(
+                "the step runs on the meta device, which takes no time; make its tensors on this machine"
+            )
         self.wait: Callable[[], object] = wait_for(self.device) or (lambda: None)
-
-
-def _device() -> torch.device:
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-# --- Steps on the meta device
-
-
-def _fill(
-    step: Callable[[], object], modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
-    """Replace parameters, buffers and data on the meta device by tensors on this machine's device."""
-    import torch
-
-    if not any(parameter.is_meta for module in modules for parameter in module.parameters()):
-        return
-    here = _device()
-
-    def filled(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_meta:
-            return tensor
-        if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # 0 is a valid index of every table
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=here).normal_(std=SPREAD)
-        return made.requires_grad_(tensor.requires_grad)
-
-    replaced: dict[int, nn.Parameter] = {}
-    for module in modules:
-        for part in module.modules():
-            for name, parameter in list(part._parameters.items()):
-                if parameter is not None and parameter.is_meta:
-                    own = replaced.setdefault(
-                        id(parameter), torch.nn.Parameter(filled(parameter.detach()), parameter.requires_grad)
-                    )
-                    part._parameters[name] = own
-            for name, buffer in list(part._buffers.items()):
-                if buffer is not None and buffer.is_meta:
-                    part._buffers[name] = filled(buffer).fill_(1)  # 1 is valid for a variance and a mask
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
-        if replaced:
-            optimizer.state.clear()
-    _fill_function(step, filled, set())
-
-
-def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor], seen: set[int]) -> None:
-    """Replace the tensors in a function's closure and defaults, and in the functions that it calls."""
-    import torch
-
-    if isinstance(function, partial):
-        _fill_function(function.func, filled, seen)
-        return
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    if id(function) in seen or not inspect.isfunction(function):
-        return
-    seen.add(id(function))
-    for cell in function.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # the variable has no value yet
-            continue
-        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
-            continue
-        if inspect.isfunction(value):
-            _fill_function(value, filled, seen)
-        else:
-            cell.cell_contents = _filled_value(value, filled)
-    if function.__defaults__:
-        function.__defaults__ = tuple(_filled_value(default, filled) for default in function.__defaults__)
-
-
-def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with its tensors replaced, including tensors in lists, tuples and dictionaries."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return filled(value)
-    if isinstance(value, dict):
-        return {name: _filled_value(member, filled) for name, member in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_filled_value(member, filled) for member in value)
-    return value
 
 
 # --- Functions that apply changes

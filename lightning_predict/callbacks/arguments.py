@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -12,8 +12,6 @@ from lightning_predict.base.checked import shown
 from lightning_predict.base.errors import InvalidArgumentError, WeightsNotFoundError
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.weights.source import weights_source
-
-MetaStep = Callable[[int], Callable[[], object]]  # Function that makes a step on the meta device from a batch size
 
 
 def check_steps(name: str, steps: int, *, what: str = "a number of steps") -> None:

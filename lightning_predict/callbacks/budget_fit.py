@@ -22,7 +22,6 @@ from lightning_predict.base.guard import keeps_random_state, log_warning, own_er
 from lightning_predict.callbacks.budget_files import Account, BudgetFiles
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import end_of_fit, leave_validation, warn
-from lightning_predict.callbacks.notices import notify
 from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values, print_sentence
 from lightning_predict.callbacks.trainer_state import (
     batches_of_fit,
@@ -58,7 +57,6 @@ class BudgetSettings:
     counts_earlier: bool  # Whether the amounts used before a resume count
     on_exceed: Literal["stop", "warn", "raise"]
     warmup_steps: int  # Minimum number of steps before the first forecast
-    webhook: str | None  # Address of notices; None for no notice
 
 
 class BudgetFit(FitPart):
@@ -317,7 +315,6 @@ class BudgetFit(FitPart):
             "batches": batches_between_checks(observer),
             "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
         }
-        self._notify(verdict)
         if verdict.action == "warn":
             warn(f"CostBudget: {verdict.reason}.")
             _report(lambda: log_values(trainer, BUDGET_GROUP, {"warned": 1.0}))
@@ -344,8 +341,6 @@ class BudgetFit(FitPart):
         if validation is not None and validation.batch is not None and batches is not None:
             rest = max(0, batches - self._validated) * (validation.batch.middle + validation.wait.middle)
         verdict = GO_ON if self._watch is None else self._watch.check_validation(rest)
-        if verdict.action == "stop":
-            self._notify(verdict)
         decision = {"action": verdict.action, "reason": verdict.reason}
         return decision if verdict.action == "go on" else decision | {"checkpoint": self.files.claim_checkpoint()}
 
@@ -355,13 +350,6 @@ class BudgetFit(FitPart):
         _report(lambda: log_values(self._trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)}))
         if exceeded:
             _report(lambda: log_event(self._trainer, BUDGET_GROUP, "exceeded", verdict.reason))
-
-    @keeps_random_state
-    def _notify(self, verdict: BudgetVerdict) -> None:
-        """Send an alert of Weights & Biases and a webhook notice about a warning or a stop."""
-        if verdict.action in ("warn", "stop"):
-            event = "exceeded" if verdict.action == "stop" else "warned"
-            _report(lambda: notify(self._trainer, self._settings.webhook, event=event, reason=verdict.reason))
 
     # --- All ranks
 

@@ -80,7 +80,6 @@ class CostBudget(FitCallback):
         on_exceed: Action if the budget is exceeded: `stop` without an exception, `warn` once, or `raise` a
             BudgetExceededError.
         warmup_steps: Minimum number of steps before the first forecast, regardless of their duration.
-        webhook: An https address that gets a JSON notice at a warning and at the stop, for example of Slack or Discord.
         **limits: Further limits and what they depend on: `hours`, `deadline`, `kg_co2`, `offer`, ...; see
             `observe.meters.BudgetArguments`.
 
@@ -102,7 +101,6 @@ class CostBudget(FitCallback):
         scope: Literal["cumulative", "run"] = "cumulative",
         on_exceed: Literal["stop", "warn", "raise"] = "stop",
         warmup_steps: int = 3,
-        webhook: str | None = None,
         **limits: Unpack[BudgetArguments],
     ) -> None:
         self.terms = Terms.checked(usd=usd, usd_per_hour=usd_per_hour, **limits)
@@ -114,11 +112,6 @@ class CostBudget(FitCallback):
         check_steps("warmup_steps", warmup_steps)
         self.scope = scope
         self.on_exceed = on_exceed
-        self.webhook = webhook
-        if webhook is not None:
-            from lightning_predict.callbacks.notices import check_webhook
-
-            check_webhook(webhook)
         self.warmup_steps = warmup_steps
         names = "+".join((*self.terms.limits, *(["deadline"] if self.terms.deadline else [])))
         self.state_key = ".".join(
@@ -183,7 +176,6 @@ class CostBudget(FitCallback):
             counts_earlier=self.scope == "cumulative",
             on_exceed=self.on_exceed,
             warmup_steps=self.warmup_steps,
-            webhook=self.webhook,
         )
         if mode is None:
             self._follow(BudgetFit(self._account, settings, trainer, switch_off=lambda: self._follow(None)))

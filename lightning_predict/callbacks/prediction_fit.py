@@ -168,14 +168,7 @@ class PredictionFit(FitPart):
         if steps is not None:
             trace = steps.on_batch_end(samples=None if steps.is_idle else samples_of(batch))
             if trace is not None:
-                is_first = self._results.trace is None
                 self._predict_recorded(steps, trace, batch)
-                if self._options.meta_step is not None and is_first:
-                    from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
-
-                    sizes = try_batch_sizes(self._options.meta_step, trace, session.request)
-                    show_batch_sizes(sizes, self._trainer, with_table=self._options.with_table)
-                    self._results.batch_sizes = sizes
             if steps.is_finished:
                 self.steps = None
         if self._bar is not None and self.observer.batches >= session.batches_at_end:

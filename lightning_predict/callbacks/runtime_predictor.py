@@ -24,11 +24,9 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.checked import shown
-from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.guard import keeps_random_state, log_exceptions, log_exceptions_unless
 from lightning_predict.base.interval import Interval
-from lightning_predict.callbacks.arguments import MetaStep, check_file, check_steps, checked_assumptions
+from lightning_predict.callbacks.arguments import check_file, check_steps, checked_assumptions
 from lightning_predict.callbacks.hooks import FitCallback
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.callbacks.prediction_fit import PredictionFit
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.advice.advice_text import Advice
-    from lightning_predict.advice.largest_batch import LargestBatch
 
 
 class RuntimePredictor(Predicts, FitCallback):
@@ -75,9 +72,6 @@ class RuntimePredictor(Predicts, FitCallback):
             store this run (in the file `LIGHTNING_PREDICT_HISTORY`, or in the platform's data folder).
         strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None uses the Trainer's
             strategy.
-        meta_step: Function that makes a training step on the meta device from a batch size (see
-            `callbacks/batch_sizes.py`). The callback then finds the largest batch size that fits on each GPU. None
-            skips this.
         save_trace: File for the recorded step (`.json` or `.json.gz`), to predict later or elsewhere with
             `lp.Trace.load` and the command line. Rank zero writes the file after the capture. None writes no file.
         gpus_file: TOML file with your own GPUs (see `hardware/user_gpus.py`).
@@ -129,7 +123,6 @@ class RuntimePredictor(Predicts, FitCallback):
         batches_per_epoch: int | None = None,
         learn_from_history: bool = True,
         strategy: str | Strategy | LightningStrategy | None = None,
-        meta_step: MetaStep | None = None,
         save_trace: str | PathLike[str] | None = None,
         gpus_file: str | PathLike[str] | None = None,
         advice: bool = False,
@@ -145,10 +138,6 @@ class RuntimePredictor(Predicts, FitCallback):
         assumptions = checked_assumptions(assumptions)
         check_file("save_trace", save_trace, example="step.json.gz")
         check_file("json_file", json_file, endings=(".json",), example="predictions.json")
-        if meta_step is not None and not callable(meta_step):
-            raise InvalidArgumentError(
-                f"meta_step={shown(meta_step)} is not a function; expected one that makes a step from a batch size."
-            )
         if isinstance(usd_per_hour, Mapping):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
         if usd_per_hour is None:
@@ -163,7 +152,6 @@ class RuntimePredictor(Predicts, FitCallback):
             with_table=print_table,
             verbose=verbose,
             json_file=None if json_file is None else fspath(json_file),
-            meta_step=meta_step,
             save_trace=None if save_trace is None else fspath(save_trace),
             advice=advice,
             progress_bar=progress_bar,
@@ -178,11 +166,6 @@ class RuntimePredictor(Predicts, FitCallback):
             deadline_hours=None if deadline_hours is None else hours_of("deadline_hours", deadline_hours),
         )
         self._results = RunResults()
-
-    @property
-    def batch_sizes(self) -> tuple[LargestBatch, ...]:
-        """Largest batch size on each GPU; empty before the capture, and without `meta_step`."""
-        return self._results.batch_sizes
 
     @property
     def advice(self) -> Advice | None:

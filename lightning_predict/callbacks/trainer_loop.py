@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.lightning_packages import leaves_of_batch, warn
 from lightning_predict.callbacks.output import log_and_save, log_values, print_on_rank_zero, print_sentence, table_text
 from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
@@ -46,7 +45,6 @@ class PredictionOptions:
     with_table: bool
     verbose: bool
     json_file: str | None
-    meta_step: MetaStep | None
     save_trace: str | None
     progress_file: str | None = None
     advice: bool

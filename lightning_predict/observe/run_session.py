@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from lightning_predict.advice.advice_text import Advice
-    from lightning_predict.advice.largest_batch import LargestBatch
 
 PREDICTION_SECONDS: Final = 60.0
 """Maximum seconds by which a prediction delays the training. A shorter timeout of collectives reduces this time."""
@@ -95,7 +94,6 @@ class RunResults:
     predictions: Predictions | None = None
     outcome: Outcome | None = None
     memory_risks: tuple[MemoryRisk, ...] = ()
-    batch_sizes: tuple[LargestBatch, ...] = ()
     advice: Advice | None = None
 
 

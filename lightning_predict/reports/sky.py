@@ -1,30 +1,24 @@
-"""SkyPilot tasks that rent the chosen machine, and a time estimator for SkyPilot's optimizer.
+"""SkyPilot tasks that rent the chosen machine, written without SkyPilot.
 
-Without a time estimate, SkyPilot assumes one hour. This module does not import SkyPilot. Example::
+Example::
 
-    Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
-    task = sky.Task.from_yaml("task.yaml")
-    task.set_time_estimator(sky_time_estimator(result))
+Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import yaml
 
-from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.base.errors import UnknownOfferError
 from lightning_predict.base.escaping import comment_line, terminal_text
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, offer_for
-from lightning_predict.hardware import Gpu
-from lightning_predict.hardware import gpu as find_gpu
 from lightning_predict.hardware.layouts import Layout, in_trays, layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
-from lightning_predict.reports.predictions import Predictions
 
 CLOUDS: Final[Mapping[str, str]] = {  # SkyPilot's cloud name (SkyPilot 0.14) by provider name in lower case
     name: name
@@ -143,62 +137,6 @@ def sky_accelerator(gpu: str, provider: str = "") -> str:
     if provider.casefold() == "runpod" and gpu in RUNPOD_ACCELERATORS:
         return RUNPOD_ACCELERATORS[gpu]
     return ACCELERATORS.get(gpu, _GEFORCE.sub("RTX", gpu))
-
-
-class SkyResources(Protocol):
-    """The part of a `sky.Resources` that an estimate needs."""
-
-    @property
-    def accelerators(self) -> Mapping[str, float] | None:
-        """Number of GPUs by name; None on a machine without."""
-
-
-def sky_time_estimator(predictions: Predictions) -> Callable[[SkyResources], int]:
-    """Return a function for SkyPilot's `Task.set_time_estimator`, which maps a `sky.Resources` to seconds.
-
-    Args:
-        predictions: Predictions of a run with a known length.
-
-    Returns:
-        The function. For a GPU without a prediction, the function raises UnknownGpuError. The function raises
-        InvalidArgumentError if the resources have no accelerator, the run does not fit, or the length of the run is
-        unknown.
-    """
-
-    def seconds(resources: SkyResources) -> int:
-        accelerators = resources.accelerators or {}
-        if len(accelerators) != 1:
-            raise InvalidArgumentError(f"{resources} has no accelerator of one kind; ask for one, for example T4:1.")
-        ((name, count),) = accelerators.items()
-        prediction = _predicted(predictions, name, count)
-        if prediction.fits is False:
-            raise InvalidArgumentError(
-                f"The run does not fit on {prediction.gpu}; leave {name} out of the task's resources."
-            )
-        if prediction.total_seconds is None:
-            raise InvalidArgumentError(
-                f"The length of the run on {prediction.gpu} is unknown; predict it with a number of iterations."
-            )
-        return math.ceil(prediction.total_seconds)
-
-    return seconds
-
-
-def _predicted(predictions: Predictions, name: str, count: float) -> Prediction:
-    for row in predictions.values():
-        layout = row.layout
-        names = (layout.gpu.name, sky_accelerator(layout.gpu.name), sky_accelerator(layout.gpu.name, "runpod"))
-        if layout.nodes == 1 and layout.gpus_per_node == count and (name in names or _is_called(layout.gpu, name)):
-            return row
-    asked = ", ".join(predictions)
-    raise UnknownGpuError(f"{name}:{count:g} was not predicted. Predicted: {asked}.")
-
-
-def _is_called(gpu: Gpu, name: str) -> bool:
-    try:
-        return find_gpu(name) == gpu
-    except UnknownGpuError:
-        return False
 
 
 def sky_instance(cloud: str, instance: str) -> str | None:

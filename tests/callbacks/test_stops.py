@@ -119,11 +119,6 @@ def remove_package(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys, "meta_path", [Gone(), *sys.meta_path])
 
 
-def fail_to_notify(patch: pytest.MonkeyPatch) -> None:
-    """Let the notices fail."""
-    patch.setattr(budget_fit, "notify", lambda *_, **__: 1 / 0)
-
-
 def fail_to_forecast(patch: pytest.MonkeyPatch) -> None:
     """Let each forecast fail."""
     patch.setattr(budget_fit, "forecast_inputs", lambda *_, **__: 1 / 0)
@@ -136,7 +131,7 @@ def close_outputs(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of open files")
-@pytest.mark.parametrize("fault", [exhaust_files, remove_package, fail_to_notify, fail_to_forecast, close_outputs])
+@pytest.mark.parametrize("fault", [exhaust_files, remove_package, fail_to_forecast, close_outputs])
 @pytest.mark.filterwarnings("ignore::lightning_predict.callbacks.lightning_packages.LightningPredictWarning")
 def test_fault_that_begins_during_the_run_does_not_keep_the_budget_from_ending_it(
     fault: Callable[[pytest.MonkeyPatch], None], lightning: Small, tmp_path: Path, time: Clock

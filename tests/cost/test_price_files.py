@@ -10,12 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.base.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.base.errors import CatalogueError, UnknownGpuError
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, read_offers
 from lightning_predict.cost.price_files import (
     at_spot_prices,
     outdated,
-    own_machine_offer,
     with_listed,
     with_spot_prices,
 )
@@ -252,33 +251,3 @@ def test_spot_prices_keep_on_demand_machines_that_may_cost_less() -> None:
     best = cheapest_offer("T4", with_spot_prices([dear, replace(cheap, usd_per_hour=2.5)]))
     assert best is not None
     assert best.label == "Dear a spot (2026-11)"
-
-
-def test_own_machines() -> None:
-    by_price = own_machine_offer("rtx 4090", usd_per_hour=0.5, num_gpus=2, date="2026-11-01")
-    assert (by_price.gpu, by_price.usd_per_gpu_hour, by_price.label) == (
-        "RTX-4090",
-        0.25,
-        "your own machine (2026-11-01)",
-    )
-    by_watts = own_machine_offer("RTX-4090", watts=600, usd_per_kwh=0.30)
-    assert by_watts.num_gpus == 1
-    assert by_watts.usd_per_hour == pytest.approx(0.18)  # 0.6 kW x $0.30
-    assert by_watts.instance == "own machine, 600 W at $0.3/kWh"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, "give either usd_per_hour, or watts and usd_per_kwh together"),
-        ({"watts": 300.0}, "give either usd_per_hour, or watts and usd_per_kwh together"),
-        ({"usd_per_hour": 1.0, "usd_per_kwh": 0.3}, "give either usd_per_hour, or watts"),
-        ({"usd_per_hour": 1.0, "watts": 300.0, "usd_per_kwh": 0.3}, "give either usd_per_hour"),
-        ({"usd_per_hour": -1.0}, "usd_per_hour=-1.0 must be a finite number above 0"),
-        ({"watts": 0.0, "usd_per_kwh": 0.3}, "watts=0.0 must be a finite number above 0"),
-        ({"usd_per_hour": 1.0, "num_gpus": 0}, "num_gpus=0 must be a finite number above 0"),
-    ],
-)
-def test_own_machines_without_a_price(arguments: dict[str, float], words: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=words):
-        own_machine_offer("T4", **arguments)  # type: ignore[arg-type]

@@ -1,26 +1,17 @@
-"""SkyPilot: a task that rents the machine of an offer, and predictions in the form that its optimizer asks for."""
+"""SkyPilot: a task that rents the machine of an offer."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
-from lightning_predict.base.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
+from lightning_predict.base.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.hardware import gpu, gpu_names
-from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task, sky_time_estimator
+from lightning_predict.reports.sky import CLOUDS, machine_to_rent, sky_accelerator, sky_task
 from lightning_predict.testing import with_values
-from tests.reports.example import FULL, H100, T4, with_total
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What SkyPilot hands to an estimator: `accelerators` by name, None on a machine without."""
-
-    accelerators: Mapping[str, float] | None
+from tests.reports.example import T4
 
 
 def offer(**changes: Any) -> Offer:
@@ -141,41 +132,7 @@ def test_machine_to_rent_costs_the_least_and_prices_the_prediction() -> None:
     assert yaml.safe_load(sky_task(machine_to_rent(rack.layout), prediction=rack))["num_nodes"] == 16
 
 
-def test_estimator_gives_seconds_of_the_predicted_form_if_its_length_is_known() -> None:
-    estimate = sky_time_estimator(FULL)
-    assert estimate(Resources({"T4": 1})) == 11_520
-    assert estimate(Resources({"H100": 1.0})) == 1_440  # SkyPilot's name of our H100-SXM-80GB
-    assert estimate(Resources({"H100-SXM": 1})) == 1_440
-    fraction = Predictions((with_total(T4, 0.2),))
-    assert sky_time_estimator(fraction)(Resources({"T4": 1})) == 1  # never 0 seconds
-    pcie = Predictions((with_values(H100, layout="A100-PCIe-80GB"),))
-    assert sky_time_estimator(pcie)(Resources({"A100-80GB": 1})) == 1_440
-    unknown = Predictions((with_values(T4, total=None),))
-    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is unknown; predict it with a number"):
-        sky_time_estimator(unknown)(Resources({"T4": 1}))
-
-
-@pytest.mark.parametrize(
-    ("accelerators", "error", "words"),
-    [
-        (None, InvalidArgumentError, "has no accelerator of one kind"),
-        ({}, InvalidArgumentError, "has no accelerator of one kind"),
-        ({"T4": 1, "L4": 1}, InvalidArgumentError, "has no accelerator of one kind"),
-        ({"T4": 4}, UnknownGpuError, "T4:4 was not predicted. Predicted: H100-SXM-80GB, T4, K80."),
-        ({"L4": 1}, UnknownGpuError, "L4:1 was not predicted"),
-        ({"tpu-v4": 1}, UnknownGpuError, "tpu-v4:1 was not predicted"),
-        ({"K80": 1}, InvalidArgumentError, "does not fit on K80; leave K80 out of the task's resources"),
-    ],
-)
-def test_estimator_rejects_unpredicted_resources(
-    accelerators: Mapping[str, float] | None, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error) as caught:
-        sky_time_estimator(FULL)(Resources(accelerators))
-    assert words in str(caught.value)
-
-
-def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_number() -> None:
+def test_a_layout_rents_machines_with_as_many_gpus() -> None:
     two = offer(gpu="T4", instance="two", num_gpus=2, usd_per_hour=1.0)
     eight = offer(gpu="T4", instance="eight", num_gpus=8, usd_per_hour=4.0)
     assert machine_to_rent("4xT4", [two, eight]) == eight
@@ -185,5 +142,3 @@ def test_a_layout_rents_machines_with_as_many_gpus_and_is_estimated_by_their_num
     assert yaml.safe_load(task)["num_nodes"] == 2
     assert "Predicted on 2x8xT4: 3 h 12 min, $1.12." in task
     assert "all of which are paid for" not in task
-    estimate = sky_time_estimator(Predictions((T4, with_total(with_values(T4, layout="4xT4"), 3000.0))))
-    assert estimate(Resources({"T4": 4})) == 3000
