@@ -61,11 +61,11 @@ def test_gpu_of_the_recording_and_other_steps_keep_their_precision() -> None:
 
 def test_advice_offers_float16_with_its_gain() -> None:
     trace = lp.Trace.load(str(Path(__file__).parent.parent / "examples" / "gpt2.json.gz"))
-    on_t4 = lp.advise(trace, gpus=["T4"], iterations=1000, history=False)["16-mixed"]
+    on_t4 = lp.advise(trace, gpus=["T4"], iterations=1000)["16-mixed"]
     assert on_t4.verdict == "faster"
     assert on_t4.gain is not None
     assert on_t4.gain.middle > 3
-    on_l4 = lp.advise(trace, gpus=["L4"], iterations=1000, history=False)["16-mixed"]
+    on_l4 = lp.advise(trace, gpus=["L4"], iterations=1000)["16-mixed"]
     assert on_l4.why_not is not None
     assert "autocast in bfloat16 already" in on_l4.why_not
 

@@ -61,7 +61,7 @@ def test_the_advice_on_the_page_is_what_its_command_prints(overwrites: bool) -> 
     shown = ADVICE.search(page.read_text())
     assert shown is not None
     trace = lp.Trace.load(str(ROOT / shown[2]))
-    printed = f"{lp.advise(trace, shown[3].split(','), iterations=int(shown[4]), history=False)}\n"
+    printed = f"{lp.advise(trace, shown[3].split(','), iterations=int(shown[4]))}\n"
     if overwrites:
         page.write_text(ADVICE.sub(lambda match: match[1] + printed + match[6], page.read_text()))
         shown = ADVICE.search(page.read_text())

@@ -151,7 +151,7 @@ def predicted(trace: lp.Trace, cases: Sequence[Case], cache: Path | None = None)
     first = cases[0]
     names = list(dict.fromkeys(case.gpu for case in cases))
     if first.change is not None:
-        change = lp.advise(trace, names, allow=ALLOW, strategy=first.strategy, history=False)[first.change]
+        change = lp.advise(trace, names, allow=ALLOW, strategy=first.strategy)[first.change]
         for case in cases:
             name = lp.gpu(case.gpu).name
             gain, simulated = change.gains.get(name), change.simulated_gains.get(name)

@@ -12,13 +12,13 @@ chain, best change first. Then each GPU is priced without changes and with the c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from lightning_predict.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.advice.changes import CHANGES, SIDE_EFFECTS, Change
-from lightning_predict.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
+from lightning_predict.advice.gain_accuracy import calibration_for
 from lightning_predict.advice.layers import layer_table
 from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
@@ -36,8 +36,6 @@ from lightning_predict.record.data_flow import with_data_flow
 from lightning_predict.record.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.history import read_history
-from lightning_predict.run.measured_gains import measured_gains
 from lightning_predict.step_predictor import layout_in_use
 from lightning_predict.weights.source import AnyWeights
 
@@ -58,7 +56,6 @@ def advise(  # noqa: D417
     kernels: str | Sequence[str] = (),
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
-    history: bool = True,
 ) -> Advice:
     """Return changes to the training with their gains, and the GPU to rent with these changes.
 
@@ -72,7 +69,6 @@ def advise(  # noqa: D417
             are listed, but are not part of the chain.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. Profiles lack
             the data flow between operations, which the prediction of torch.compile needs.
-        history: Whether to use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
         The other arguments are fields of `Assumptions`.
 
     Raises:
@@ -84,7 +80,6 @@ def advise(  # noqa: D417
         kernels=kernels,
         usd_per_hour=usd_per_hour,
         weights=weights,
-        history=read_history() if history else (),
     )
     layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
     return advice_for(trace, layouts, assumptions, iterations=iterations, allow=allow, followed=followed)
@@ -110,9 +105,8 @@ def advice_for(
     layouts = shown_layouts(trace, layouts, iterations, assumptions)
     evaluated = _evaluated_layouts(trace, layouts)
     layout_of_gains = evaluated[0]
-    measured = measured_gains(assumptions.history, layout_of_gains.name, trace)
     assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
-    evaluation = _Evaluation(trace, evaluated, iterations, assumptions, measured)
+    evaluation = _Evaluation(trace, evaluated, iterations, assumptions)
     advised = [evaluation.advised(change) for change in CHANGES.values()]
     chain = evaluation.chain([change for change in advised if change.verdict == "faster"], frozenset(allow))
     changed_trace = None if chain is None else evaluation.changed[chain.names]
@@ -159,13 +153,11 @@ class _Evaluation:
         layouts: list[Layout],
         iterations: int | None,
         assumptions: Assumptions,
-        measured: Mapping[str, Sequence[float]],
     ) -> None:
         self._trace = trace
         self._layouts = layouts
         self._iterations = iterations
         self._assumptions = assumptions
-        self._measured = measured
         _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
         self.changed: dict[tuple[str, ...], Trace] = {}
         self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
@@ -192,7 +184,7 @@ class _Evaluation:
         described = replace(described, memory=own.memory_bytes, fits=own.fits)
         if before.fits is False and (own.memory_bytes or 0.0) > (1 + NOTICEABLE) * (before.memory_bytes or math.inf):
             return replace(described, why_not=_LARGER)
-        evidence, simulated = self._evidence(change, 0), gain(before, own)
+        evidence, simulated = calibration_for(change, self._trace), gain(before, own)
         if evidence is not None and evidence.is_refuted:
             return replace(described, verdict="untested", why_not=_REFUTED)
         # a layout has no gain if the change does not apply there
@@ -220,19 +212,8 @@ class _Evaluation:
             seconds_saved=saved,
             usd_saved=usd,
             evidence=evidence.words,
-            gains={
-                self._layouts[place].name: found.calibrated_gain(value)
-                for place, value in gains.items()
-                if (found := self._evidence(change, place)) is not None
-            },
+            gains={self._layouts[place].name: evidence.calibrated_gain(value) for place, value in gains.items()},
         )
-
-    def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
-        """Return the evidence for a change's gain on a layout: the user's own runs, otherwise measured pairs."""
-        own = self._measured.get(change.name)
-        if own is None or place:
-            return calibration_for(change, self._trace)
-        return calibration_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
     def chain(self, candidates: Sequence[EvaluatedChange], allowed: frozenset[str]) -> Chain | None:
         """Return the best chain: add allowed, compatible changes, best first, while the gain increases."""
@@ -255,11 +236,7 @@ class _Evaluation:
         gains = {
             layout.name: self._chain_gain(order, place)
             for place, layout in enumerate(self._layouts)
-            if all(
-                self._inapplicable_reason(CHANGES[name], self._trace, layout) is None
-                and self._evidence(CHANGES[name], place) is not None
-                for name in names
-            )
+            if all(self._inapplicable_reason(CHANGES[name], self._trace, layout) is None for name in names)
         }
         own = gains[self._layouts[0].name]
         return Chain(
@@ -282,7 +259,7 @@ class _Evaluation:
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
-            evidence = self._evidence(CHANGES[order[count - 1]], place)
+            evidence = calibration_for(CHANGES[order[count - 1]], self._trace)
             assert evidence is not None  # only changes with evidence are in the chain
             more = evidence.calibrated_gain(gain(before.items_in_order[place], after.items_in_order[place])).middle
             widths.append(evidence.half_width(more))

@@ -131,14 +131,6 @@ class Advice(Mapping[str, EvaluatedChange]):
             if advised.gain is not None
         }
 
-    def foretold(self) -> dict[str, tuple[float, float, float]]:
-        """Return (low, middle, high) of each predicted gain, by change name; equal values without evidence."""
-        return {
-            change.name: (gain.low, gain.middle, gain.high)
-            for change in self.changes
-            if (gain := _gain_or_simulated(change)) is not None
-        }
-
     def as_dict(self) -> dict[str, JsonValue]:
         """Return all values as JSON values."""
         chain = self.chain
@@ -186,13 +178,6 @@ def _as_json(value: Any) -> JsonValue:
     if isinstance(value, Interval):
         return {"low": value.low, "middle": value.middle, "high": value.high}
     return {name: _as_json(each) for name, each in value.items()} if isinstance(value, Mapping) else value
-
-
-def _gain_or_simulated(change: EvaluatedChange) -> Interval[float] | None:
-    """Return the gain with its interval, else the simulated gain without a width; None if both are unknown."""
-    if change.gain is not None or change.simulated_gain is None:
-        return change.gain
-    return Interval(*(change.simulated_gain,) * 3)
 
 
 # --- Text and HTML

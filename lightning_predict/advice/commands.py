@@ -71,7 +71,6 @@ def advise(
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.record.sources import step_of_source
     from lightning_predict.record.trace import Trace
-    from lightning_predict.run.history import read_history
 
     if output is not None and output.suffix not in (".html", ".json", ".txt"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
@@ -79,9 +78,7 @@ def advise(
     prices = told.prices(parse_prices(usd_per_hour))
     names = [name.strip() for name in gpus.split(",") if name.strip()]
     layouts = layouts_to_predict(names, offers=prices.offers, usd_per_hour=prices.usd_per_hour)
-    assumptions = told.assumptions(
-        prices, strategy=parse_strategy(strategy), kernels=kernels or (), history=read_history()
-    )
+    assumptions = told.assumptions(prices, strategy=parse_strategy(strategy), kernels=kernels or ())
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)

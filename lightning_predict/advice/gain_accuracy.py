@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +28,6 @@ from lightning_predict.base.checked import read_toml
 from lightning_predict.base.errors import CatalogueError
 from lightning_predict.base.interval import Interval
 from lightning_predict.record.trace import Trace
-from lightning_predict.uncertainty import MEASURED_SPREAD
 
 MIN_PAIRS: Final = 10  # Minimum number of pairs for which a gain is reported
 
@@ -50,7 +48,7 @@ class MeasuredPairs:
     shift: float = 0.0  # Constant that is added to the logarithm of every gain
     max_validated_gain: float = math.inf  # Largest simulated gain of the pairs; the exponent is 1 above it
     limits: str = ""  # Text that describes limitations of the pairs; empty without limitations
-    is_own: bool = False  # Whether the gain was measured for the recorded step itself, so no other pairs are needed
+    is_own: bool = False  # Whether the gain was measured in the recorded step itself, so no other pairs are needed
 
     @property
     def is_enough(self) -> bool:
@@ -89,26 +87,6 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
     for name, row in read_toml(Path(__file__).with_suffix(".toml"), CatalogueError).members().items()
 }
 """Evidence by kind of change and mode. Some keys also contain `mixed` (autocast) or the torch version."""
-
-
-def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
-    """Return evidence from the user's own runs with and without a change. The reported gain is the measured gain."""
-    gain = statistics.median(measured)
-    spread = max(abs(math.log(ratio / gain)) for ratio in measured)
-    pairs = "a run of yours" if len(measured) == 1 else f"{len(measured)} pairs of runs of yours"
-    return MeasuredPairs(
-        pairs=len(measured),
-        families=1,
-        source=f"measured in {pairs} of this model, on this GPU, with it and without (simulated: {simulated:.2f})",
-        median_error=0.0,
-        constant_error=0.0,
-        coverage=1.0,
-        power=1.0,
-        shift=math.log(gain / simulated),
-        base_half_width=math.log(MEASURED_SPREAD) + spread,
-        half_width_slope=0.0,
-        is_own=True,
-    )
 
 
 CHANNELS_LAST_FAST_SINCE: Final = (2, 1)

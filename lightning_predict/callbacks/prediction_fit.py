@@ -316,8 +316,6 @@ class PredictionFit(FitPart):
             self._results.trace = following.trace
             self._save_trace()
         self._results.advice = print_advice(self._trainer, following.trace, self.session)
-        if self._results.advice is not None:
-            self.session.predicted_gains = self._results.advice.foretold()
 
 
 def _can_update(optimizer: Any) -> bool:

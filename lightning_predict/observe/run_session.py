@@ -240,8 +240,6 @@ class RunSession:
 
     def __init__(self, loop: Loop, request: PredictionRequest, observer: RunObserver, results: RunResults) -> None:
         self.loop, self.request, self.observer, self.results = loop, request, observer, results
-        # Gain that the advice predicts for each suggested change, by name, as (low, middle, high)
-        self.predicted_gains: dict[str, tuple[float, float, float]] = {}
         self.rest: RestOfRun | None = None  # Rest of the run at the last prediction; None before
         self.batches_at_end = math.inf  # Number of batches of the observer at the end of the run; `math.inf` if unknown
         self.usd_per_hour: float | None = None
@@ -364,8 +362,13 @@ class RunSession:
         # A run that is stopped within an epoch has one more validation than the predicted time of this part includes.
         is_told = outcome.is_whole or self.loop.is_at_epoch_end
         record = outcome.record() if self.request.writes_history and is_told else None
-        if record is not None:
-            self._remember(record)
+        if record is None:
+            return
+        try:
+            in_hook(history_path(), lambda: append_record(record), seconds=self.loop.patience_seconds(FILE_SECONDS))
+        except OSError as error:
+            own_error(error)
+            self.loop.warn(f"{self.loop.name} could not remember this run: {type(error).__name__}: {error}")
 
     def earlier_runs(self, trace: Trace, *, is_renewed: bool = False) -> Sequence[HistoryRecord]:
         """Read earlier runs of the model. Runs on the layout in use correct only the first prediction."""
@@ -475,24 +478,6 @@ class RunSession:
         if name is not None and best is not None and not predictions[name].is_cut_off:  # a limit is equal for all GPUs
             there = f" On {with_article(name)}: {most}{duration(best)}."
         return f"{when}: {most}{duration_interval(forecast)} left on {used or 'this machine'}{until}{before}.{there}"
-
-    def _remember(self, record: HistoryRecord) -> None:
-        """Store the outcome in the history, and say what a suggested change has gained."""
-        from lightning_predict.run.measured_gains import architecture_of, own_gain, settings_of
-
-        loop, trace = self.loop, self.results.trace
-        assert trace is not None
-        record = replace(
-            record, architecture=architecture_of(trace), settings=settings_of(trace), foretold=self.predicted_gains
-        )
-        gained = own_gain(self.earlier_runs(trace), record)
-        if gained is not None:
-            loop.say(f"{loop.name}: {gained.sentence(record)}.")
-        try:
-            in_hook(history_path(), lambda: append_record(record), seconds=loop.patience_seconds(FILE_SECONDS))
-        except OSError as error:
-            own_error(error)
-            loop.warn(f"{loop.name} could not remember this run: {type(error).__name__}: {error}")
 
 
 def cheapest_of(predictions: Predictions) -> str | None:

@@ -17,8 +17,8 @@ import os
 import platform
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,11 +56,6 @@ class HistoryRecord:
     date: str
     model: str | None = None  # Fingerprint of the model without the batch size (`model_fingerprint_of`); None: unknown
     num_gpus: int = 1
-    # Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if unknown
-    architecture: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)  # Settings (`own_gains.settings_of`); empty if unknown
-    # Predicted speed-up of each suggested change, by name, as (low, middle, high)
-    foretold: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def layout(self) -> str:
@@ -221,6 +216,7 @@ _REQUIRED: Final = frozenset(
     row.name for row in fields(HistoryRecord) if row.default is MISSING and row.default_factory is MISSING
 )
 _OPTIONAL: Final = frozenset(row.name for row in fields(HistoryRecord)) - _REQUIRED
+_FORMER: Final = frozenset({"architecture", "settings", "foretold"})  # Fields of earlier versions, which are ignored
 
 
 def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
@@ -243,7 +239,7 @@ def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
 
 def record_of(record: Checked) -> HistoryRecord:
     """Return a run from its JSON object; raises the file's error for another one."""
-    record.check_keys(_REQUIRED, _OPTIONAL)
+    record.check_keys(_REQUIRED, _OPTIONAL | _FORMER)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
     if seconds["step_seconds"] < SHORTEST_STEP_SECONDS:
         raise record.member("step_seconds").unexpected(f"at least {SHORTEST_STEP_SECONDS:g}")
@@ -254,23 +250,8 @@ def record_of(record: Checked) -> HistoryRecord:
         date=record.member("date").text(),
         model=record.member("model").text() if record.has("model") else None,
         num_gpus=record.optional("num_gpus", lambda value: value.integer(minimum=1), 1),
-        architecture=record.member("architecture").text() if record.has("architecture") else None,
-        settings=record.optional("settings", _settings, {}),
-        foretold=record.optional("foretold", _foretold, {}),
         **seconds,
     )
-
-
-def _settings(value: Checked) -> dict[str, str]:
-    return {str(name): member.text() for name, member in value.members().items()}
-
-
-def _foretold(value: Checked) -> dict[str, tuple[float, float, float]]:
-    gains = {}
-    for name, member in value.members().items():
-        low, middle, high = (end.positive() for end in member.items(length=3))
-        gains[str(name)] = low, middle, high
-    return gains
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:

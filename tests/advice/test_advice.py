@@ -153,7 +153,7 @@ def test_refuted_simulations_show_no_gain_and_must_beat_a_constant(advice: lp.Ad
     constant = replace(PROVEN, median_error=0.07)
     assert not constant.is_enough
     assert constant.is_refuted
-    assert replace(constant, is_own=True).is_enough  # the user's own runs
+    assert replace(constant, is_own=True).is_enough  # the waits of the step itself
     few = replace(constant, pairs=MIN_PAIRS - 1)
     assert not few.is_enough
     assert not few.is_refuted
@@ -241,7 +241,7 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
     with torch.device("meta"):
         block = (torch.nn.TransformerEncoderLayer(1024, 16, batch_first=True) for _ in range(24))
         model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 1024)
-    advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"], history=False)
+    advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"])
     told = " ".join(str(advice).split())
     fitting = [change.name for change in advice.changes if change.fits]
     assert "checkpointing" in fitting
@@ -251,7 +251,7 @@ def test_heading_names_changes_that_make_the_step_fit() -> None:
 
 def test_no_larger_batch_is_advised_for_a_step_that_does_not_fit() -> None:
     trace = lp.Trace.load("examples/gpt2.json.gz")
-    small, large = (lp.advise(trace, [name], history=False) for name in ("T4", "H100-SXM-80GB"))
+    small, large = (lp.advise(trace, [name]) for name in ("T4", "H100-SXM-80GB"))
     assert (small.before["T4"].fits, large.before["H100-SXM-80GB"].fits) == (False, True)
     assert small["batch_size"].verdict == "no"
     assert small["batch_size"].why_not == "the step does not fit as it is, and this needs more memory"
@@ -264,5 +264,5 @@ def test_compiled_step_needs_no_memory_for_masks_and_views() -> None:
     with torch.device("meta"):
         block = (torch.nn.TransformerEncoderLayer(256, 4, batch_first=True) for _ in range(2))
         model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 256)
-    advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"], history=False)
+    advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"])
     assert known(advice["compile"].memory) <= 1.02 * (advice.before["L4"].memory_bytes or 0.0)

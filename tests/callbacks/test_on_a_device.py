@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
@@ -314,29 +313,6 @@ def test_a_step_that_cannot_be_followed_is_advised_without(tmp_path: Path, monke
         note.startswith("Tensors could not be followed: Of the operations") for note in known(predictor.trace).notes
     )
     assert model.batches_trained == STEPS
-
-
-def test_gain_of_a_change_is_reported_and_used_by_later_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A batch takes 30 ms in float32 and 15 with TF32: 2.0 times as fast."""
-    document, asked = document_of_a_small_step(), {"advice": True}
-    name = "NVIDIA A100-SXM4-40GB"
-    plain, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch, learns=True, asked=asked)
-    foretold = known(known(plain.advice)["tf32"].simulated_gain)
-    caplog.clear()
-    quick = FakeDevice(document, name=name, host_seconds=0.005, device_seconds=0.015)
-    torch.set_float32_matmul_precision("high")
-    try:
-        fitted(quick, tmp_path, monkeypatch, learns=True)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    said = re.search(r"tf32 made steps ([\d.]+) times as fast on A100-SXM-40GB, compared with", caplog.text)
-    assert float(known(said)[1]) == pytest.approx(2.0, rel=0.05)  # the first steps of a fit begin with parts of both
-    assert f"without it (predicted {foretold:.2f})." in caplog.text
-    again, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch, learns=True, asked=asked)
-    assert again.advice is not None
-    assert known(again.advice["tf32"].gain).middle == pytest.approx(2.0, rel=0.05)
 
 
 def test_an_amd_gpu_is_timed_and_its_kernels_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

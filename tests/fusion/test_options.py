@@ -110,7 +110,7 @@ def test_kernels_that_came_after_the_release_are_rejected(tokens: lp.Trace) -> N
     assert predict(tokens, kernels="compile", release="2.0")["L4"].iteration_seconds > 0
     with pytest.raises(InvalidArgumentError, match=r"needs torch 2\.0; the step runs under torch 1\.13\.1"):
         predict(replace(tokens, software={"torch": "1.13.1"}), kernels="compile")
-    told = lp.advise(replace(tokens, software={"torch": "1.9.0"}), ["L4"], history=False)
+    told = lp.advise(replace(tokens, software={"torch": "1.9.0"}), ["L4"])
     assert told["cuda_graphs"].why_not == "it needs torch 1.10; the step runs under torch 1.9.0"
 
 
@@ -165,7 +165,7 @@ def test_gpus_without_named_kernels_are_listed_and_attention_overrides_the_relea
 
 
 def test_advice_is_for_the_step_with_its_kernels(blocks: lp.Trace, run: Run, tmp_path: Path) -> None:
-    told = lp.advise(blocks, ["L4"], history=False, kernels="compile")
+    told = lp.advise(blocks, ["L4"], kernels="compile")
     compiled = predict(blocks, kernels="compile")["L4"]
     assert told.before["L4"].iteration_seconds == compiled.iteration_seconds
     assert told["compile"].why_not == "the step runs compile already"

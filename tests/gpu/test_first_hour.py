@@ -207,7 +207,7 @@ def test_a_callback_predicts_in_a_fit_on_this_gpu(tmp_path: Path, record_propert
 def test_a_captured_step_is_followed_so_that_every_change_can_be_advised(record_property: Note) -> None:
     trace, _ = resnet()
     assert not [note for note in trace.notes if note.startswith("Tensors could not be followed")]
-    advice = lp.advise(trace, [known(gpu_in_use(trace)).name], history=False)
+    advice = lp.advise(trace, [known(gpu_in_use(trace)).name])
     for name in ("compile", "channels_last", "bf16-mixed"):
         assert advice[name].simulated_gain is not None, advice[name].why_not
     record_property("compile simulated", f"{advice['compile'].simulated_gain:.2f}")
@@ -224,7 +224,7 @@ def test_a_fit_that_asks_for_advice_follows_one_step_more(tmp_path: Path) -> Non
 @pytest.mark.parametrize("change", ["bf16-mixed", "channels_last", "compile"])
 def test_the_gain_of_a_change_lies_in_the_interval_of_the_advice(change: str, record_property: Note) -> None:
     trace, _ = resnet()
-    told = lp.advise(trace, [known(gpu_in_use(trace)).name], history=False)[change]
+    told = lp.advise(trace, [known(gpu_in_use(trace)).name])[change]
     tried = try_change(change, lambda batch_size: step_on("resnet50", "cuda"), batch_size=trace.samples or 1)
     simulated = told.simulated_gain
     assert simulated is not None, told.why_not

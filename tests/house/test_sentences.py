@@ -156,7 +156,7 @@ def test_a_table_has_three_notes_of_short_sentences(name: str, iterations: int |
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "vit"])
 def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
     trace = lp.Trace.load(str(ROOT / "examples" / f"{name}.json.gz"))
-    advice = lp.advise(trace, ["L4", "A100-SXM-80GB"], iterations=50_000, history=False)
+    advice = lp.advise(trace, ["L4", "A100-SXM-80GB"], iterations=50_000)
     heads = ("Slower here", "Worth testing", "Similar gain", "Gain within", "Not applicable", "Evidence")
     lines = unwrapped(str(advice).splitlines())
     notes = [line for line in lines if line.startswith(heads)]

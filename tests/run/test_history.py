@@ -59,9 +59,6 @@ TRACE = Trace(operations=(PRODUCT,), device="cpu", recorder="dispatch")
         date=st.text(),
         model=st.none() | st.text(),
         num_gpus=st.integers(1, 64),
-        architecture=st.none() | st.text(),
-        settings=st.dictionaries(st.text(), st.text()),
-        foretold=st.dictionaries(st.text(), st.tuples(*[st.floats(1e-9, 1e9)] * 3)),
     )
 )
 def test_written_records_are_read(record: HistoryRecord) -> None:

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.run.history import HistoryRecord, correction_for
-from lightning_predict.run.measured_gains import own_gain
 from lightning_predict.run.workload import (
     Batches,
     Checkpoints,
@@ -79,14 +78,12 @@ def test_history_matches_kept_values(kept: Kept) -> None:
         record(32, 0.52, actual_seconds=120.0),
         record(64, 1.01, fingerprint="b"),
         record(64, 1.09, fingerprint="b", num_gpus=8),
-        record(32, 0.50, settings={"compiled": "yes"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
-        record(32, 0.40, settings={"compiled": "no"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
+        record(32, 0.50),
+        record(32, 0.40),
     ]
     by_name: dict[str, object] = {}
     for fingerprint in "abc":
         for samples in (24, 500):
             correction = correction_for(records, fingerprint, STEP, model="m", samples=samples)
             by_name[f"{fingerprint}, {samples}"] = [] if correction is None else [correction.step, correction.run]
-    gain = own_gain(records[:-1], records[-1])
-    by_name["own gain"] = [] if gain is None else [gain.sentence(records[-1])]
     kept("history", by_name)
