@@ -27,15 +27,15 @@ from rich.console import Console
 import lightning_predict as lp
 from lightning_predict.reports.html import html_report
 from lightning_predict.reports.loggers import (
+    RANKING_KEY,
     TENSORBOARD_WIDTH,
     log_predictions,
-    log_table,
+    log_text,
     metrics,
-    ranking_table,
     selected_gpus,
 )
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import ranking_lines
+from lightning_predict.reports.ranking import ranking_lines, ranking_markdown
 from lightning_predict.reports.table import markdown_table, print_table
 
 ROOT: Final = Path(__file__).parent.parent
@@ -73,7 +73,7 @@ def texts(found: Predictions) -> dict[str, str]:
     ranking = found.ranking(deadline_hours=DEADLINE_HOURS)
     logged = metrics(found, gpus=selected_gpus(ranking, found))
     tensorboard = [
-        ranking_table(ranking).markdown,
+        ranking_markdown(ranking),
         markdown_table(found, verbose=False, width=TENSORBOARD_WIDTH),
         # Six digits: processors round sums in different ways.
         json.dumps({name: f"{value:.6g}" for name, value in logged.items()}),
@@ -111,7 +111,7 @@ def photograph_tensorboard(found: Predictions, file: Path, *, page: str = "text"
         logger = TensorBoardLogger(folder, name="gpt2", version="run")
         ranking = found.ranking(deadline_hours=DEADLINE_HOURS)
         log_predictions([logger], found, step=16, gpus=selected_gpus(ranking, found))
-        log_table([logger], ranking_table(ranking), step=16)
+        log_text([logger], RANKING_KEY, ranking_markdown(ranking), step=16)
         logger.finalize("success")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -20,7 +20,6 @@ from typing import Final, Literal
 
 from lightning_predict.advice.batch_size import why_no_other_batch, with_batch
 from lightning_predict.advice.checkpointing import checkpointed, kept, recomputed
-from lightning_predict.advice.embedding import BAG, with_fused_tables
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.fusion.kernels import list_member_of
@@ -178,7 +177,7 @@ def _why_no_tf32(trace: Trace, gpu: Gpu | None) -> str | None:
     return None if lowered is None else f"{lowered}, and TF32 serves products in float32"
 
 
-# --- Kernels: channels last, torch.compile, fused optimizer, attention and tables, padding
+# --- Kernels: channels last, torch.compile, fused optimizer, attention, padding
 
 
 def _why_no_kernels(name: str, trace: Trace, gpu: Gpu | None) -> str | None:
@@ -229,12 +228,6 @@ def _why_no_fused_optimizer(trace: Trace, _gpu: Gpu | None) -> str | None:
     if not any(tensor.id is not None for operation in updates for tensor in operation.inputs):
         return "the recording does not hold which tensors the optimizer updates; capture the step on the meta device"
     return None
-
-
-def _why_no_fused_tables(trace: Trace, _gpu: Gpu | None) -> str | None:
-    if sum(operation.name == BAG for operation in trace.operations) < 2:
-        return "the step looks up less than two embedding bags"
-    return None if has_data_flow(trace) else NO_DATA_FLOW
 
 
 MULTIPLE: Final = 64  # Sizes of parameters are padded to a multiple of this number: 128 bytes in 16 bits, a cache line
@@ -484,14 +477,6 @@ _ALL: Final = (
         "sdpa",
         'F.scaled_dot_product_attention (attn_implementation="sdpa")',
         "none; attention weights cannot be returned",
-    ),
-    Change(
-        name="fused_tables",
-        words="fbgemm's table-batched embeddings and a fused dot interaction",
-        note="none; rows are updated in the backward pass",
-        apply=of_steps(with_fused_tables),
-        why_not=_why_no_fused_tables,
-        kind="fused_tables",
     ),
     Change(
         name="padding",

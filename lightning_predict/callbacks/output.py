@@ -33,12 +33,14 @@ def log_and_save(
 ) -> None:
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
     if loggers := trainer.loggers:
-        from lightning_predict.reports.loggers import log_predictions, log_table, ranking_table, selected_gpus
+        from lightning_predict.reports.loggers import RANKING_KEY, log_predictions, log_text, selected_gpus
+        from lightning_predict.reports.ranking import ranking_markdown
 
         step, seconds = logger_step(trainer), wait_seconds(trainer, FILE_SECONDS)
         gpus = None if verbose else selected_gpus(ranking, predictions)
         refusals = log_predictions(loggers, predictions, step=step, in_full=verbose, gpus=gpus, seconds=seconds)
-        for warning in (*refusals, *log_table(loggers, ranking_table(ranking), step=step, seconds=seconds)):
+        text = ranking_markdown(ranking)
+        for warning in (*refusals, *log_text(loggers, RANKING_KEY, text, step=step, seconds=seconds)):
             warn(warning)
     if json_file is not None:
         from lightning_predict.reports.loggers import write_json
@@ -115,16 +117,11 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> tuple[st
     """
     if not (trainer.is_global_zero and trainer.loggers):
         return ()
-    from lightning_predict.reports.loggers import LoggedTable, log_table
+    from lightning_predict.reports.loggers import log_text
 
     step = logger_step(trainer)
-    table = LoggedTable(
-        key=f"{group}/{event}",
-        columns=("event", "step", "reason"),
-        rows=((event, step, reason),),
-        markdown=f"**{event}** at step {step}: {markdown_text(reason)}",
-    )
-    return log_table(trainer.loggers, table, step=step, seconds=wait_seconds(trainer, FILE_SECONDS))
+    text, seconds = f"**{event}** at step {step}: {markdown_text(reason)}", wait_seconds(trainer, FILE_SECONDS)
+    return log_text(trainer.loggers, f"{group}/{event}", text, step=step, seconds=seconds)
 
 
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:

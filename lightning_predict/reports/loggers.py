@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -30,7 +29,7 @@ from lightning_predict.base.timeout import run_unless_hanging
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, ranking_markdown
+from lightning_predict.reports.ranking import Ranking
 
 Logger: TypeAlias = Any  # A logger of either Lightning package, or an object with the same interface
 
@@ -121,23 +120,28 @@ def _tensorboard_layout(logger: Logger, _predictions: Predictions, _step: int) -
     logger.experiment.add_custom_scalars({"lightning-predict": charts})
 
 
-def _wandb_data(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> object:
-    import wandb
-
-    return wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-
-
 def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
     """Send the table with numeric cells, so that W&B can sort the rows."""
-    columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
-    rows = []
+    import wandb
+
+    columns: list[str | int] = [
+        "gpu",
+        "in_use",
+        *QUANTITIES,
+        "measured_ms",
+        "fits",
+        "memory_fit",
+        "covered_by",
+        "offer",
+    ]
+    rows: list[Any] = []
     for row in predictions.values():
         measured_ms = None if row.measured_seconds is None else seconds_to_milliseconds(row.measured_seconds)
         numbers = [_readable(quantity.logged(row)) for quantity in QUANTITIES.values()]
         coverage = ", ".join(f"{method} {part:.3f}" for method, part in row.coverage.items())
         facts = [_readable(measured_ms), row.fits, row.memory_fit, coverage, row.offer]
         rows.append([row.gpu, row.gpu == predictions.used_gpu, *numbers, *facts])
-    _log_to_wandb(logger, {TABLE_KEY: _wandb_data(columns, rows)}, step)
+    _log_to_wandb(logger, {TABLE_KEY: wandb.Table(columns=[*columns], data=rows)}, step)
 
 
 def _wandb_summary(logger: Logger, predictions: Predictions, _step: int) -> None:
@@ -313,63 +317,24 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedTable:
-    """A small table for loggers, with text and numbers."""
-
-    key: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | float | None, ...], ...]
-    markdown: str
+def _mlflow_text(logger: Logger, key: str, markdown: str, step: int) -> None:
+    logger.experiment.log_text(logger.run_id, markdown, f"{ARTIFACT_FOLDER}/{key.replace('/', '_')}_step_{step}.md")
 
 
-def ranking_table(ranking: Ranking) -> LoggedTable:
-    """Tabulate the cheapest, the fastest, the best within the deadline, and the Pareto-optimal GPUs."""
-    chosen = [
-        ("cheapest", ranking.cheapest),
-        ("fastest", ranking.fastest),
-        ("within deadline", ranking.within_deadline),
-        *(("trade-off", ranked) for ranked in ranking.frontier),
-    ]
-    return LoggedTable(
-        key=RANKING_KEY,
-        columns=("choice", "gpu", "hours", "cost_usd", "offer"),
-        rows=tuple(
-            (
-                choice,
-                ranked.gpu,
-                _readable(seconds_to_hours(ranked.seconds)),
-                _readable(ranked.cost_usd),
-                ranked.prediction.offer,
-            )
-            for choice, ranked in chosen
-            if ranked is not None
-        ),
-        markdown=ranking_markdown(ranking),
-    )
-
-
-def _mlflow_table(logger: Logger, table: LoggedTable, step: int) -> None:
-    name = f"{table.key.replace('/', '_')}_step_{step}.md"
-    logger.experiment.log_text(logger.run_id, table.markdown, f"{ARTIFACT_FOLDER}/{name}")
-
-
-TABLES: Final[Mapping[str, Callable[[Logger, LoggedTable, int], None]]] = {
-    "TensorBoardLogger": lambda logger, table, step: logger.experiment.add_text(
-        table.key, table.markdown, global_step=step
+TEXTS: Final[Mapping[str, Callable[[Logger, str, str, int], None]]] = {
+    "TensorBoardLogger": lambda logger, key, markdown, step: logger.experiment.add_text(
+        key, markdown, global_step=step
     ),
-    "WandbLogger": lambda logger, table, step: _log_to_wandb(
-        logger, {table.key: _wandb_data(table.columns, table.rows)}, step
-    ),
-    "MLFlowLogger": _mlflow_table,
+    "WandbLogger": lambda logger, key, markdown, _: logger.experiment.summary.update({f"{key}_text": markdown}),
+    "MLFlowLogger": _mlflow_text,
 }
-"""Functions that send a table to a logger, by the name of the logger's class or of a base class."""
+"""Functions that send a text in Markdown to a logger, by the name of the logger's class or of a base class."""
 
 
-def log_table(
-    loggers: Iterable[Logger], table: LoggedTable, *, step: int, seconds: float = FILE_SECONDS
+def log_text(
+    loggers: Iterable[Logger], key: str, markdown: str, *, step: int, seconds: float = FILE_SECONDS
 ) -> tuple[str, ...]:
-    """Log a table to every logger that supports tables; a logger that fails does not affect the other loggers.
+    """Log a text to every logger that supports text; a logger that fails does not affect the other loggers.
 
     Returns:
         Warnings, one for each logger that failed. The caller should show the warnings.
@@ -377,6 +342,6 @@ def log_table(
     return tuple(
         warning
         for logger in loggers
-        for name in TABLES.keys() & _classes(logger)
-        for warning in _refused_in_time(logger, [(table.key, TABLES[name])], (table, step), seconds)
+        for name in TEXTS.keys() & _classes(logger)
+        for warning in _refused_in_time(logger, [(key, TEXTS[name])], (key, markdown, step), seconds)
     )

@@ -1,6 +1,5 @@
 """What TensorBoard, W&B (offline), MLflow (a local store) and CSV hold after a fit, read back."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,14 +85,10 @@ def test_wandb(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     logger = lightning.lightning.loggers.WandbLogger(save_dir=str(tmp_path), offline=True)
     try:
         fit(lightning, tmp_path, logger)
-        tables = {
-            path.name.rsplit("_", 2)[0]: json.loads(path.read_text())
-            for path in Path(logger.experiment.dir).rglob("*.table.json")
-        }
+        summary = dict(logger.experiment.summary)
     finally:
         logger.experiment.finish()
-    assert tables["ranking"]["columns"] == ["choice", "gpu", "hours", "cost_usd", "offer"]
-    assert tables["ranking"]["data"][0][:2] == ["cheapest", "T4"]
-    ((event, step, reason),) = tables["exceeded"]["data"]
-    assert (event, step) == ("exceeded", 3)
-    assert "(usd) are used" in reason
+    assert "cheapest" in summary["predict/ranking_text"]
+    assert summary["predict/cheapest_gpu"] == "T4"
+    assert summary["run_budget/exceeded_text"].startswith("**exceeded** at step 3: ")
+    assert "(usd) are used" in summary["run_budget/exceeded_text"]

@@ -20,9 +20,8 @@ from lightning_predict.reports.loggers import (
     CSV_FILE,
     QUANTITIES,
     TENSORBOARD_WIDTH,
-    LoggedTable,
     log_predictions,
-    log_table,
+    log_text,
     metrics,
     selected_gpus,
     write_json,
@@ -280,8 +279,7 @@ class DrawingLogger(TensorBoardLogger):
 
 def test_random_numbers_continue_after_a_logger_that_draws(tmp_path: Path) -> None:
     logger, before = DrawingLogger(tmp_path), random.getstate()
-    table = LoggedTable(key="run/event", columns=("event",), rows=(("warned",),), markdown="warned")
-    assert log_predictions([logger], FULL, step=STEP) == log_table([logger], table, step=STEP) == ()
+    assert log_predictions([logger], FULL, step=STEP) == log_text([logger], "run/event", "warned", step=STEP) == ()
     assert random.getstate() == before
 
 

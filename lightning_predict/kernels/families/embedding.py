@@ -309,52 +309,6 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
     return (OperationShape("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
 
 
-LOOK_UPS: Final = "lightning_predict::table_look_ups"
-UPDATES: Final = "lightning_predict::table_updates"
-INTERACTION: Final = "lightning_predict::dot_interaction"
-"""Calls that `advice/embedding.py` inserts: all tables at once, and all vectors of a sample at once."""
-
-
-@translates(LOOK_UPS)
-def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate the table, indices and offsets of each table."""
-    if len(operation.inputs) % 3:
-        return None
-    each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
-    translated = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
-    return tuple(shape for shapes in translated for shape in shapes or ())
-
-
-@translates(UPDATES)
-def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Translate the table, bag gradients and indices of each table. Rows are updated in place."""
-    if len(operation.inputs) % 3:
-        return None
-    shapes = []
-    for place in range(0, len(operation.inputs), 3):
-        table, gradient, indices = operation.inputs[place : place + 3]
-        bags = gradient.elements // max(gradient.shape[-1], 1)
-        if min(bags, indices.elements, *table.shape) < 1:
-            continue
-        dims = (bags, max(indices.elements / bags, 1.0), *table.shape, operation.arguments.get(ZIPF, 0.0))
-        shapes.append(OperationShape("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
-    return tuple(shapes)
-
-
-@translates(INTERACTION, f"{INTERACTION}_backward")
-def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
-    """Count each vector read once and the result written once. 16-bit matmuls are hidden behind this traffic."""
-    vectors = operation.inputs[0]
-    if len(vectors.shape) != 3:
-        return None
-    samples, count, width = vectors.shape
-    passes = 2 if operation.name != INTERACTION else 1
-    in_lanes = vectors.dtype == "float32"
-    flops = passes * 2.0 * samples * count * count * width if in_lanes else 0.0
-    read, written = (float(sum(tensor.size_bytes for tensor in some)) for some in (operation.inputs, operation.outputs))
-    return (OperationShape("transfer", "float32", (read, written, flops)),)
-
-
 register(
     *(
         OperationSpec(
