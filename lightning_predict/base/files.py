@@ -24,7 +24,6 @@ from lightning_predict.base.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
 
-PROGRESS_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"  # Environment variable with the path of the progress file
 FILE_SECONDS: Final = 60.0  # Default timeout in seconds for a file or a logger in a hook
 
 

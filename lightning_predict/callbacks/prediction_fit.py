@@ -12,7 +12,6 @@ connects it with the Trainer's events. Example::
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 
 from lightning_predict.base.errors import CaptureError
-from lightning_predict.base.files import PREDICTED_VARIABLE, PROGRESS_VARIABLE, mark
+from lightning_predict.base.files import PREDICTED_VARIABLE, mark
 from lightning_predict.callbacks.hooks import FitPart
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of, warn
 from lightning_predict.callbacks.output import write_file
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
-    from lightning_predict.callbacks.progress import ProgressFile
     from lightning_predict.callbacks.progress_bar import ShownInBar
 
 
@@ -83,7 +81,6 @@ class PredictionFit(FitPart):
         self._quiet_until = 0.0
         self._data_flow: DataFlowRecorder | None = None
         self._bar: ShownInBar | None = None
-        self._progress_file: ProgressFile | None = None
 
     def _new_session(self, optimizers: Sequence[Any] = ()) -> CaptureSession:
         return CaptureSession(
@@ -99,10 +96,6 @@ class PredictionFit(FitPart):
     def starts_training(self) -> None:
         """Start to time steps. A run that resumes within an epoch skips `on_train_epoch_start`."""
         trainer, options = self._trainer, self._options
-        if options.progress_file is not None or os.environ.get(PROGRESS_VARIABLE):
-            from lightning_predict.callbacks.progress import ProgressFile
-
-            self._progress_file = ProgressFile.wanted(options.progress_file, trainer)
         self.steps = StepRecorder(
             warmup_steps=options.warmup_steps,
             clock=self._clock,
@@ -159,8 +152,6 @@ class PredictionFit(FitPart):
     def batch_ends(self, batch: object) -> None:
         """End the batch. Predict when every kind of step is recorded."""
         session, steps = self.session, self.steps
-        if self._progress_file is not None:
-            self._progress_file.on_batch_end(self._trainer, self.observer)
         if session.is_due():
             session.renew()
         if self._data_flow is not None and self._data_flow.on_batch_end():
@@ -173,8 +164,7 @@ class PredictionFit(FitPart):
                 self.steps = None
         if self._bar is not None and self.observer.batches >= session.batches_at_end:
             self._bar.remove()  # no batch is left
-        is_busy = self._data_flow is not None or self._progress_file is not None
-        self._quiet_batches, self._quiet_until = (0, 0.0) if is_busy else session.nothing_until()
+        self._quiet_batches, self._quiet_until = (0, 0.0) if self._data_flow is not None else session.nothing_until()
 
     def validation_starts(self) -> None:
         """Warn about the memory of validation, whose loaders may exist only now."""
@@ -217,8 +207,6 @@ class PredictionFit(FitPart):
             )
         if self._data_flow is not None:
             self._print_advice(self._data_flow)
-        if self._progress_file is not None:
-            self._progress_file.on_batch_end(self._trainer, self.observer, has_ended=True)
         self.session.compare_outcome()
 
     def closes(self, *, ended: bool) -> None:

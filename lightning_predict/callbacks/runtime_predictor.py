@@ -80,11 +80,6 @@ class RuntimePredictor(Predicts, FitCallback):
         progress_bar: Whether to show the remaining time and cost of the whole run in the Trainer's progress bar. Logged
             values are not affected.
 
-    Attributes:
-        progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
-            `lightning-predict plan --state` reads. Set it before the fit. If None, the environment variable
-            `LIGHTNING_PREDICT_PROGRESS` names the file, which the scripts of an exported plan set.
-
     Raises:
         UnknownGpuError: The catalogue does not contain one of the names.
         InvalidArgumentError: There are no GPUs, a number of steps is below 1, the method is unknown, a price or a
@@ -146,7 +141,6 @@ class RuntimePredictor(Predicts, FitCallback):
         self.gpus = gpus if isinstance(gpus, str) else tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
         self.usd_per_hour = usd_per_hour
-        self.progress_file: str | None = None
         self._options = PredictionOptions(
             warmup_steps=warmup_steps,
             with_table=print_table,
@@ -188,8 +182,7 @@ class RuntimePredictor(Predicts, FitCallback):
         elif trainer.is_global_zero:
             for name in ("lightning_predict.prediction", "lightning_predict.kernels.families"):
                 import_module(name)  # now, so that no step of the fit waits for the import
-            options = replace(self._options, warmup_steps=self.warmup_steps, progress_file=self.progress_file)
-            self._follow(PredictionFit(trainer, pl_module, self._request, options, self._results))
+            self._follow(PredictionFit(trainer, pl_module, self._request, self._options, self._results))
 
     def _is_recorded(self) -> bool:
         return self._fit is None or self._fit.steps is None

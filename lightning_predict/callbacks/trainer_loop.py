@@ -46,7 +46,6 @@ class PredictionOptions:
     verbose: bool
     json_file: str | None
     save_trace: str | None
-    progress_file: str | None = None
     advice: bool
     progress_bar: bool
 

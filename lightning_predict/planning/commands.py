@@ -9,7 +9,6 @@ Example::
 from __future__ import annotations
 
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,7 @@ from lightning_predict.base.errors import InvalidArgumentError, MissingDependenc
 from lightning_predict.base.files import named_file
 from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, read_plan, write_plan
-from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
+from lightning_predict.planning.files import read_problem, read_situation
 from lightning_predict.planning.gantt_chart import plan_table
 from lightning_predict.planning.milp import least_usd_of_nodes
 from lightning_predict.planning.objective import least_usd
@@ -46,16 +45,14 @@ def plan(
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
         method: Planner: milp, or a queue rule such as fifo or edf.
-        state: Progress of a running plan, whose remaining work is planned again: a YAML file, or a folder with progress
-            files of RuntimePredictor.
+        state: YAML file with the progress of a running plan, whose remaining work is planned again.
     """
     notes: list[str] = []
 
     def planned(console: Console) -> Plan:
         problem, since = read_problem(named_file(jobs)), None
         if state is not None:
-            is_folder = state.is_dir()
-            since = read_progress_of(state, problem, now=time.time()) if is_folder else read_situation(state, problem)
+            since = read_situation(state, problem)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("ways to plan", total=len(candidates(problem, method)))

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from lightning_predict.base.checked import read_json
 from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.base.escaping import comment_line, one_line
-from lightning_predict.base.files import PROGRESS_VARIABLE
 from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 from lightning_predict.planning.gantt_chart import gantt_page
 from lightning_predict.planning.problem import (
@@ -35,7 +34,6 @@ from lightning_predict.planning.problem import (
     Segment,
 )
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
-from lightning_predict.run.progress import PLACE_VARIABLE, PROGRESS_PREFIX, PlanSlot
 
 SCHEDULE: Final = "schedule.txt"  # Name of the file with the commands of a plan and their times
 
@@ -239,21 +237,6 @@ class _Export:
         lines = (f"{seconds_to_hours(at - begin):8.3f} h  {command}\n" for at, _, command in sorted(self._commands))
         return {**self.files, SCHEDULE: "".join(lines)}
 
-    def environment(self, segment: Segment, checkpoints: str) -> dict[str, str]:
-        """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
-        placement = segment.placement
-        slot = PlanSlot(
-            job=segment.job,
-            node=placement.node,
-            machine=placement.configuration.machine,
-            num_gpus=placement.configuration.num_gpus,
-        )
-        return {
-            "CHECKPOINTS": checkpoints,
-            PROGRESS_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{self.names[segment.job]}.json",
-            PLACE_VARIABLE: json.dumps(asdict(slot)),
-        }
-
 
 def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> Files:
     """Return the SkyPilot task files that run a plan, by file name.
@@ -291,7 +274,7 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
             run=_stoppable(job, pid_file=_pid_file(export.names[job.name])),
             accelerators=_accelerators(machine, start.gpus_per_machine),
             num_nodes=machine.nodes,
-            envs=export.environment(segment, mounted) if _is_bucket(job.checkpoint) else None,
+            envs={"CHECKPOINTS": mounted} if _is_bucket(job.checkpoint) else None,
             comment=(_planned_time(start),),
         )
         rent = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
@@ -331,7 +314,7 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
         if job.checkpoint is not None:
             signal = f"--signal=B:TERM@{SIGNAL_SECONDS}"
             directives += [f"--time={_slurm_time(limit)}", signal, "--requeue", "--open-mode=append"]
-        variables = {} if job.checkpoint is None else export.environment(segment, job.checkpoint)
+        variables = {} if job.checkpoint is None else {"CHECKPOINTS": job.checkpoint}
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {one_line(directive)}" for directive in directives),

@@ -41,13 +41,11 @@ from lightning_predict.planning.problem import (
     Placement,
     PlanningProblem,
     PlanState,
-    rental_usd,
 )
 from lightning_predict.planning.validation import check_problem, check_situation
 from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.record.trace import Trace
 from lightning_predict.run.history import read_history
-from lightning_predict.run.progress import PROGRESS_PREFIX, PlanSlot, Progress, read_progress
 
 HISTORY: Final = "history"  # Keyword for the runs that `RuntimePredictor` stored
 
@@ -308,72 +306,6 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
         measured=measured,
         overhead_seconds=beside,
         spent_usd=_number(document, "spent_usd", 0.0),
-    )
-    check_situation(situation, problem)
-    return situation
-
-
-PROGRESS_IS_OLD_SECONDS: Final = 900.0  # A run counts as stopped if its progress file is older than this
-
-
-def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:
-    """Read the progress of a running plan's jobs from their progress files (`run/progress.py`) in a folder.
-
-    The plan began when its first job began. A job without a file has not started. Jobs of other plans are ignored. If a
-    job has two files, the newer file is used. The spent money is estimated from the times in these files, and excludes
-    machines that a job has left. `now` is in seconds since 1970.
-    """
-    jobs = {job.name: job for job in problem.jobs}
-    newest: dict[str, tuple[Progress, PlanSlot]] = {}
-    began = math.inf
-    for path in sorted(folder.rglob(f"{PROGRESS_PREFIX}*.json")):
-        progress = read_progress(path)
-        if progress.place is not None and progress.place.job in jobs:
-            name = progress.place.job
-            began = min(began, progress.began - jobs[name].release_seconds)
-            if name not in newest or newest[name][0].written < progress.written:
-                newest[name] = (progress, progress.place)
-    if not newest:
-        raise PlanningFormatError(
-            f"{folder} holds no {PROGRESS_PREFIX}*.json of a job of this file; expected the folder that the jobs' "
-            "checkpoints share, where RuntimePredictor keeps them."
-        )
-    now_seconds = now - began
-    situation = PlanState(
-        now_seconds=now_seconds,
-        remaining={
-            job.name: 1.0 - newest[job.name][0].done if job.name in newest else 1.0
-            for job in sorted(problem.jobs, key=lambda job: job.name)
-            if job.release_seconds <= now_seconds and not (job.name in newest and newest[job.name][0].done == 1.0)
-        },
-    )
-    going = {name: pair for name, pair in sorted(newest.items()) if name in situation.remaining}
-    places = {
-        name: Placement(node=place.node, configuration=Configuration(place.machine, place.num_gpus))
-        for name, (_, place) in going.items()
-    }
-    rents: dict[Placement, tuple[float, float]] = {}
-    for progress, place in newest.values():
-        node = Placement(node=place.node, configuration=Configuration(place.machine, 0))
-        since, until = rents.get(node, (math.inf, 0.0))
-        rents[node] = min(since, progress.began), max(until, progress.written)
-    prices = {machine.name: machine.usd_per_hour for machine in problem.machines}
-    situation = replace(
-        situation,
-        spent_usd=sum(
-            rental_usd(seconds=until - since, usd_per_hour=prices.get(node.configuration.machine, 0.0))
-            for node, (since, until) in rents.items()
-        ),
-        running={name: places[name] for name, (one, _) in going.items() if now - one.written < PROGRESS_IS_OLD_SECONDS},
-        started={name: place.configuration for name, place in places.items()},
-        measured={
-            name: {places[name].configuration: progress.whole_seconds}
-            for name, (progress, _) in going.items()
-            if progress.whole_seconds is not None
-        },
-        overhead_seconds={
-            name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None
-        },
     )
     check_situation(situation, problem)
     return situation

@@ -91,7 +91,6 @@ def callbacks(folder: Path, case: Case) -> list[Any]:
     predictor = RuntimePredictor(
         ["T4", "8xT4"], print_table=False, json_file=folder / "predictions.json", save_trace=folder / "trace.json"
     )
-    predictor.progress_file = str(folder / "progress.json")
     return [predictor, CostBudget(hours=case.hours)]
 
 

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -54,14 +53,6 @@ class Scenario:
 def within() -> list[Any]:
     """A budget that is never used up; the ranks meet after every batch."""
     return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)]
-
-
-def keeps_progress() -> list[Any]:
-    """A progress file with a budget that is never used up."""
-    file = Path(tempfile.mkdtemp()) / "progress.json"
-    predictor = RuntimePredictor(["T4"], print_table=False)
-    predictor.progress_file = str(file)
-    return [predictor, CostBudget(hours=1000)]
 
 
 def over() -> list[Any]:
@@ -111,8 +102,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {  # By name
         lambda: [CostBudget(usd=1, hours=1e-9, usd_per_hour=1, on_exceed="warn")], filters=True
     ),
     "ranks are set differently": Scenario(lambda: [CostBudget(hours=1e-9, **_settings_of_rank())]),
-    "rank 0 cannot write its progress": Scenario(keeps_progress, 0, HOOKS + "progress:write_progress", 0, FULL),
-    "rank 0 fails at its progress": Scenario(keeps_progress, 0, HOOKS + "progress:ProgressFile.on_batch_end"),
     "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
 }
 

@@ -33,8 +33,6 @@ ENDS: Final = {  # What rank zero says where training goes on to its end: a patt
     "rank 1 cannot count": "off, .* 1 of 2 ranks did not answer within 3 s",
     "rank 1 cannot meet": "off, .* 1 of 2 ranks did not answer within 3 s",
     "rank 1 watches nothing": "",
-    "rank 0 cannot write its progress": "",
-    "rank 0 fails at its progress": "",
     "warnings are errors": "are used",
 }
 

@@ -186,8 +186,6 @@ def test_both_machines_of_a_moving_job_mount_its_bucket() -> None:
         assert mounts["/checkpoints/a"] == {"source": "s3://ours/runs", "mode": "MOUNT"}
     assert yaml.safe_load(tasks["a-2.yaml"])["envs"] == {
         "CHECKPOINTS": "/checkpoints/a",
-        "LIGHTNING_PREDICT_PROGRESS": "/checkpoints/a/lightning_predict_progress_a.json",
-        "LIGHTNING_PREDICT_PLACE": '{"job": "a", "node": 0, "machine": "large", "num_gpus": 4}',
     }
 
 
@@ -272,7 +270,6 @@ def test_slurm_script_has_gpus_limit_and_host_and_no_start_time() -> None:
         "#SBATCH --gres=gpu:a10:4\n",
         "#SBATCH --nodelist=dgx1\n",
         "export CHECKPOINTS=/shared/runs\n",
-        "export LIGHTNING_PREDICT_PROGRESS=/shared/runs/lightning_predict_progress_a.json\n",
     ):
         assert line in script
     wide = replace(HOSTED, jobs=tuple(replace(item, high_factor=2.0) for item in HOSTED.jobs))

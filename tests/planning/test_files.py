@@ -1,4 +1,3 @@
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from lightning_predict.base.errors import (
     PlanningFormatError,
 )
 from lightning_predict.cost.offers import load_offers
-from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
+from lightning_predict.planning.files import read_problem, read_situation
 from lightning_predict.planning.policies import cheapest_plan
 from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
@@ -299,34 +298,3 @@ def test_a_spot_machine_has_its_spot_price_and_the_rate_that_the_file_says(tmp_p
         read_problem(written(tmp_path, document | {"machines": [spot | {"spot": "gpu_1x_a10"}]}))
     with pytest.raises(InvalidArgumentError, match=r"'g5\.xlarge spot' may be interrupted, and checkpoint_seconds"):
         read_problem(written(tmp_path, {key: value for key, value in document.items() if key != "checkpoint_seconds"}))
-
-
-def test_a_situation_is_read_from_the_files_that_jobs_keep(tmp_path: Path) -> None:
-    began = 1e9
-    at = {"node": 0, "machine": "small", "num_gpus": 1}
-
-    def keep(folder: str, job: str, **values: object) -> None:
-        row = {"place": {"job": job, **at}, "done": 0.25, "has_ended": False, "whole_seconds": 5 * HOUR}
-        path = tmp_path / folder / f"lightning_predict_progress_{job}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(row | {"began": began, "written": began + HOUR} | values), encoding="utf-8")
-
-    with pytest.raises(PlanningFormatError, match="holds no lightning_predict_progress"):
-        read_progress_of(tmp_path, TWO_JOBS, now=began)
-    keep("a", "a")
-    keep("old", "a", done=0.1, written=began + 60)  # before it was started again
-    keep("others", "c")
-    state = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 30)
-    on_small = on("small", 1)
-    assert state == PlanState(
-        now_seconds=HOUR + 30,
-        remaining={"a": 0.75, "b": 1.0},
-        running={"a": Placement(node=0, configuration=on_small)},
-        started={"a": on_small},
-        measured={"a": {on_small: 5 * HOUR}},
-        spent_usd=1.0,  # an hour of small
-    )
-    # Twenty minutes after its file was last written, it does not run any more; what has ended is not there.
-    keep("b", "b", done=1.0, has_ended=True)
-    later = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 1200)
-    assert (later.remaining, later.running, later.started) == ({"a": 0.75}, {}, {"a": on_small})

@@ -1,6 +1,5 @@
 """Where a job's times come from, and what several machines together are to a plan."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -260,8 +259,6 @@ def test_a_job_on_machines_together_is_started_and_stopped_on_all_of_them(tmp_pa
     elsewhere = replace(sky, jobs=(replace(sky.jobs[0], seconds={**sky.jobs[0].seconds, on("one", 1): 60.0}),))
     moved = skypilot_tasks(simulate(elsewhere, MilpPlanner(), since=since), elsewhere, since)
     assert f"sky exec --num-nodes 2 {cluster.removesuffix('.yaml')} 'pid=" in moved["schedule.txt"]
-    told = json.loads(yaml.safe_load(tasks["a.yaml"])["envs"]["LIGHTNING_PREDICT_PLACE"])
-    assert (told["machine"], told["num_gpus"]) == ("2 of box", 8)
 
 
 @pytest.mark.parametrize("hours", [2.2, 0.1, 49.0, 1 / 3])

@@ -109,7 +109,6 @@ def in_trainer(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object
             RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1),
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
         ]
-        callbacks[0].progress_file = str(folder / "progress.json")
     trainer = small.trainer(
         folder,
         max_epochs=2,
@@ -139,7 +138,6 @@ def on_device(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]
                 RuntimePredictor(["T4"], warmup_steps=1, advice=True),
                 CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
             ]
-            callbacks[1].progress_file = str(folder / "progress.json")
 
     def train() -> None:
         strategy = small.lightning.strategies.SingleDeviceStrategy
