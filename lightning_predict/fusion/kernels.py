@@ -10,6 +10,7 @@ kernel's time.
 * The bias of a convolution is added by the kernel that reads the result of the convolution. Images are stored in
   channels-last layout.
 * Odd sizes of 16-bit matmuls are padded.
+* PyTorch's own kernels compute complex numbers, such as rotary positions, for which Inductor writes no code.
 * The host needs additional time to call the compiled forward and backward passes.
 
 Example::
@@ -44,9 +45,9 @@ from lightning_predict.fusion.joint_graph import (
     unused_ids,
 )
 from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
-from lightning_predict.kernels.operations import OperationSpec, operation_spec
+from lightning_predict.kernels.operations import operation_spec
 from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
-from lightning_predict.kernels.translation import translate
+from lightning_predict.kernels.translation import is_complex, translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST, FIRST_TRANSPOSED, IMAGES_AT, SECOND_TRANSPOSED
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
@@ -60,6 +61,8 @@ NORMALISATION: Final = "triton::normalisation"  # Name of the normalisation part
 COLUMN_SUMS: Final = "triton::column_sums"  # Part of a norm's backward pass: gradients of weights, sums over all rows
 
 _SUMS_COLUMNS: Final = frozenset({"aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"})
+
+ROW_NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", *_SUMS_COLUMNS})
 
 _OWN: Final = frozenset({STATISTICS, ROW_STATISTICS, NORMALISATION, COMPARISON, COLUMN_SUMS, POOL_GRADIENT})
 """Parts of operations, which only fused kernels run."""
@@ -108,6 +111,8 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
         )
     region_of = _region_of if by_blocks else lambda _: None
     operations = tuple(_with_gradients(_in_regions(trace.operations) if by_blocks else trace.operations))
+    if by_library and not keeps_inputs:  # Transformer Engine's norms are kernels of their own, which no sums join
+        operations = tuple(_outside(one) if one.name in ROW_NORMS else one for one in operations)
     operations = operations if by_library else tuple(_padded(operations, trace))
     is_last = not by_library and _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
@@ -665,19 +670,15 @@ def _is_worth_fusing(group: Sequence[int], trace: Trace) -> bool:
         return bool(group)
     operation = trace.operations[group[0]]
     shapes = translate(operation, trace.flags)
-    kinds = [operation_spec(shape.operation) for shape in shapes]
     is_own = operation.name in _OWN or operation.name in _SCANS
-    return is_own or len(shapes) > 1 or any(map(_is_limited, kinds))
-
-
-def _is_limited(kind: OperationSpec) -> bool:
-    return kind.latency is not None
+    is_slow = any(operation_spec(shape.operation).latency is not None for shape in shapes)
+    return is_own or len(shapes) > 1 or is_slow
 
 
 def _is_pointwise(operation: Operation, trace: Trace) -> bool:
     if operation.phase not in ("forward", "backward") or not operation.outputs:
         return False
-    if any(tensor.id is None for tensor in (*operation.inputs, *operation.outputs)):
+    if any(tensor.id is None or is_complex(tensor) for tensor in (*operation.inputs, *operation.outputs)):
         return False
     if operation.name in _OWN:
         return True

@@ -11,11 +11,9 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.fusion.kernels import OUTSIDE, PICKS_WORDS, fused
+from lightning_predict.fusion.kernels import OUTSIDE, PICKS_WORDS, ROW_NORMS, fused
 from lightning_predict.fusion.losses import loss_places, with_chunked_loss
 from lightning_predict.record.trace import Trace
-
-ROW_NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm"})
 
 _WRITTEN_NORM: Final = {"aten::mean", "aten::rsqrt"}
 _PRODUCTS: Final = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
@@ -56,7 +54,7 @@ def places_of_liger(trace: Trace) -> Set[int]:
         name, read = operation.name, [tensor.id for tensor in operation.inputs]
         width = operation.outputs[0].shape[-1:] if operation.outputs else ()
         if (
-            name.removesuffix("_backward") in ROW_NORMS
+            name in ROW_NORMS
             or (operation.module in norms and operation.phase != "optimizer")
             or (name in _ROTATES and width in widths[operation.module])
             or (name in _GATES and operation.outputs[0].id in factors)

@@ -57,6 +57,10 @@ def test_compiled_step_equals_its_what_if_and_a_library_calls_no_compiled_code(t
     library = predict(tokens, kernels="transformer_engine")["L4"]
     assert library.device_seconds >= compiled["L4"].device_seconds  # it keeps what the eager step keeps
     assert library.host_seconds < compiled["L4"].host_seconds
+    # Of its norms, each pass is one kernel, which no sum of a residual joins.
+    names = {operation.name for operation in with_kernels(tokens, ["transformer_engine"]).operations}
+    assert names >= {"aten::native_layer_norm", "aten::native_layer_norm_backward"}
+    assert "aten::native_layer_norm" not in {one.name for one in with_kernels(tokens, ["compile"]).operations}
 
 
 def test_channels_last_equals_its_what_if_and_converts_nothing(images: lp.Trace) -> None:

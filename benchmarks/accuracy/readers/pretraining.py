@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from benchmarks.accuracy.case import Case, Quantity, Step, machines, strategy_text
 from benchmarks.accuracy.readers.files import rows
-from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace
+from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, Written, llama_trace
 
 GIBIBYTE: Final = 2**30
 MEBIBYTE: Final = 2**20
@@ -33,7 +33,7 @@ def llama_step(
     batch: int,
     *,
     is_all_bfloat16: bool = False,
-    written: Literal["torchtitan", "fms"] | None = None,
+    written: Written | None = None,
 ) -> Step:
     """Return a micro-batch of a model of `LLAMA`, as one kernel for each norm or as a project wrote it."""
     config = replace(LLAMA[model], written=written)
@@ -83,6 +83,14 @@ TITAN_RELEASES: Final = {
 }
 """Releases of torch that were current when torchtitan's pages were written, by a part of their names."""
 
+TITAN_WRITTEN: Final[Mapping[str, Written]] = {
+    "h100_202412": "torchtitan",
+    "h100_2025-06": "torchtitan-2025",
+    "h200_202506": "torchtitan-2025",
+    "mxfp8.md": "torchtitan-2025",
+    "nvfp4.md": "torchtitan-2026",
+}
+"""How its Llama 3 was written when the pages were, by a part of their names (its history at b5bcd76c6)."""
 
 TITAN_KERNELS: Final = ("compile-blocks",)  # What torchtitan compiles: each block, and the loss
 
@@ -104,13 +112,14 @@ def torchtitan_cases(data: Path) -> Iterator[Case]:
         recipe = "bfloat16" if row["float8"] == "none" else row["float8"]
         compiled = row["compile"] == "1"
         is_of_2024 = "202412" in row["source"]
+        written = next((own for part, own in TITAN_WRITTEN.items() if part in row["source"]), None)
         titan_kernels = TITAN_KERNELS_2024 if is_of_2024 else TITAN_KERNELS
         yield from with_memory(
             {"reserved": memory * GIBIBYTE},
             source=f"{gpu}, {recipe}, {'compiled' if compiled else 'eager'}",
             model=model,
             gpu=machines(gpu, count),
-            step=llama_step(model, int(row["sequence"]), micro, written="torchtitan" if is_of_2024 else None),
+            step=llama_step(model, int(row["sequence"]), micro, written=written if "llama3" in model else None),
             measured=float(row["step_seconds"]),
             release=next((own for part, own in TITAN_RELEASES.items() if part in row["source"]), None),
             network_gbps=RDMA_GBPS if "400 Gb/s" in row["gpu_note"] else None,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -25,6 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.large_language_models import step_with_masters, step_without_masters
+
+Written = Literal["torchtitan", "torchtitan-2025", "torchtitan-2026", "fms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +48,15 @@ class LlamaConfig:
     active: int = 0  # Experts that a token visits
     rank: int = 0  # Width of the trained adapters (LoRA) of every linear layer of a block; 0 trains all parameters
     # Project whose model code runs: torchtitan's until 2025, IBM's fms until 2024. Both write norms out and rotate in
-    # float32, and repeat keys and values. None has fused norms and rotates in the dtype of the data.
-    written: Literal["torchtitan", "fms"] | None = None
+    # float32, and repeat keys and values. torchtitan fuses norms from 2025, and repeats nothing from 2026, but rotates
+    # complex numbers still. None has fused norms and rotates in the dtype of the data.
+    written: Written | None = None
 
     def norm(self, width: int) -> nn.Module:
         """Make a norm of a width."""
         if not self.is_gated:
             return nn.LayerNorm(width)
-        return WrittenNorm(width) if self.written else nn.RMSNorm(width)
+        return WrittenNorm(width) if self.written in ("torchtitan", "fms") else nn.RMSNorm(width)
 
 
 def _llama(layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> LlamaConfig:
@@ -155,7 +159,7 @@ class RotaryAttention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         rotated = _ROTATED[self.config.written]
         query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
-        if self.config.written:
+        if self.config.written in ("torchtitan", "torchtitan-2025", "fms"):
             key, value = (
                 part.unsqueeze(3).expand(-1, -1, -1, self.config.heads // self.config.kv_heads, -1).flatten(2, 3)
                 for part in (key, value)
@@ -188,7 +192,7 @@ def _rotated_by_matrices(data: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return products.sum(5).flatten(3).type_as(data)
 
 
-_ROTATED: Final = {None: _rotated, "torchtitan": _rotated_as_complex, "fms": _rotated_by_matrices}
+_ROTATED: Final = defaultdict(lambda: _rotated_as_complex, {None: _rotated, "fms": _rotated_by_matrices})
 
 
 class Perceptron(nn.Module):
