@@ -65,7 +65,7 @@ class BudgetFit(FitPart):
     def __init__(
         self, account: Account, settings: BudgetSettings, trainer: Trainer, *, switch_off: Callable[[], None]
     ) -> None:
-        super().__init__(trainer)
+        self._trainer = trainer
         self._agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
         # Whether this is the only process, so that nothing is decided together
         self.is_alone = isinstance(self._agreement, SingleProcess)
@@ -105,6 +105,7 @@ class BudgetFit(FitPart):
 
     def starts_training(self) -> None:
         """Find the price, report settings that prevent a stop, and stop at once if earlier fits used up the budget."""
+        super().starts_training()
         self._schedule = None if self.is_alone else AgreementSchedule()
         common = {"on_exceed": self._settings.on_exceed, "warmup_steps": self._settings.warmup_steps}
         decision = self._agree(
@@ -154,14 +155,16 @@ class BudgetFit(FitPart):
 
     def validation_starts(self) -> None:
         """Count the batches of a validation."""
+        super().validation_starts()
         self._validated = 0
 
-    def validation_batch_ends(self, batch: object) -> None:
+    def validation_batch_ends(self, outputs: object, batch: object, *_: object) -> None:
         """End the run if the validation would exceed the budget by far.
 
         The fit ends at once, without its later hooks. A validation that is cut short would report means over a few
         batches, which could select a wrong best checkpoint.
         """
+        super().validation_batch_ends(outputs, batch)
         if self._trainer.sanity_checking:
             return
         self._validated += 1
@@ -180,6 +183,7 @@ class BudgetFit(FitPart):
 
     def validation_ends(self) -> None:
         """Update the forecast of later validations from this validation. End the run if the budget is used up."""
+        super().validation_ends()
         overrun, self._overrun = self._overrun, None
         self._on_rank_zero(self._expect_validation)
         if overrun is not None and not self._has_ended:

@@ -24,7 +24,7 @@ from lightning_predict.base.guard import fallback_on_error, log_exceptions
 from lightning_predict.callbacks.arguments import check_choice, check_steps
 from lightning_predict.callbacks.budget_files import Account
 from lightning_predict.callbacks.budget_fit import BudgetFit, BudgetSettings
-from lightning_predict.callbacks.hooks import FitCallback
+from lightning_predict.callbacks.hooks import NO_FIT, FitCallback
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import print_sentence
 from lightning_predict.callbacks.trainer_state import inactive_mode
@@ -91,8 +91,6 @@ class CostBudget(FitCallback):
         UnknownOfferError: No offer with this name is listed.
     """
 
-    _fit: BudgetFit | None = None
-
     def __init__(
         self,
         usd: float | Decimal | Fraction | None = None,
@@ -145,11 +143,15 @@ class CostBudget(FitCallback):
 
         On an error, return an empty state with a warning, because the checkpoint is worth more than this state.
         """
-        fit = self._fit
+        fit = self._budget_fit
         state = self._account.state(0.0 if fit is None else fit.later_seconds)
         if fit is not None:
             fit.files.stated_seconds = state["seconds"]
         return state
+
+    @property
+    def _budget_fit(self) -> BudgetFit | None:
+        return self._fit if isinstance(self._fit, BudgetFit) else None
 
     @fallback_on_error(
         lambda: None,
@@ -167,7 +169,7 @@ class CostBudget(FitCallback):
         """Reset for a new fit. Time counts from here."""
         if stage != "fit":
             return
-        self._follow(None)
+        self._follow(NO_FIT)
         self._account.stopping_reason = None
         self._has_lost_state = False
         mode = inactive_mode(trainer)
@@ -178,12 +180,12 @@ class CostBudget(FitCallback):
             warmup_steps=self.warmup_steps,
         )
         if mode is None:
-            self._follow(BudgetFit(self._account, settings, trainer, switch_off=lambda: self._follow(None)))
+            self._follow(BudgetFit(self._account, settings, trainer, switch_off=lambda: self._follow(NO_FIT)))
         self._account.ledger.open(forget=not settings.counts_earlier)
-        if self._fit is None:
+        if (fit := self._budget_fit) is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
-            self._fit.observe()
+            fit.observe()
 
     @log_exceptions
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,9 +203,9 @@ class CostBudget(FitCallback):
         With several ranks, this rank only stores its error. The next joint decision then turns the budget off on all
         ranks.
         """
-        fit = self._fit
+        fit = self._budget_fit
         if fit is None or fit.is_alone:
-            self._follow(None)
+            self._follow(NO_FIT)
             warn(f"CostBudget is off, and training continues without a budget: {type(error).__name__}: {error}")
         else:
             fit.fail(error)

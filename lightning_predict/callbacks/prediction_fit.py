@@ -59,7 +59,7 @@ class PredictionFit(FitPart):
         options: PredictionOptions,
         results: RunResults,
     ) -> None:
-        super().__init__(trainer)
+        self._trainer = trainer
         self._module, self._options, self._results = pl_module, options, results
         device = trainer.strategy.root_device
         self.observer = observer_of(trainer, device=device)
@@ -69,7 +69,6 @@ class PredictionFit(FitPart):
         self._compiled_before = compilations()
         if device.type == "cuda":
             import_module("lightning_predict.record.kineto")  # imported now, so that no step waits
-        self.steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
             clock=self._clock,
             new_session=self._new_session,
@@ -95,9 +94,10 @@ class PredictionFit(FitPart):
 
     def starts_training(self) -> None:
         """Start to time steps. A run that resumes within an epoch skips `on_train_epoch_start`."""
-        trainer, options = self._trainer, self._options
+        super().starts_training()
+        trainer = self._trainer
         self.steps = StepRecorder(
-            warmup_steps=options.warmup_steps,
+            warmup_steps=self._options.warmup_steps,
             clock=self._clock,
             host_clock=None if trainer.strategy.root_device.type == "cpu" else host_clock(),
             new_session=lambda: self._new_session(trainer.optimizers),
@@ -107,15 +107,25 @@ class PredictionFit(FitPart):
             count=self.observer.windows,
         )
 
-    def pauses(self) -> None:
-        """Exclude the time until the next batch, because this time is no loader wait."""
+    def epoch_starts(self) -> None:
+        """Exclude the start of the epoch from the wait for a batch."""
+        super().epoch_starts()
+        self._pause()
+
+    def epoch_ends(self) -> None:
+        """Exclude the end of the epoch from the wait for a batch."""
+        super().epoch_ends()
+        self._pause()
+
+    def _pause(self) -> None:
         if self.steps is not None:
             self.steps.pause()
 
-    def collects_checkpoint(self) -> None:
+    def checkpoint_is_collected(self, checkpoint: object) -> None:
         """Stop timing the batch. Another callback may write a checkpoint before the recorder sees the batch end."""
         if self.steps is not None:
             self.steps.checkpoint_is_collected()
+        super().checkpoint_is_collected(checkpoint)
 
     def batch_starts_quietly(self) -> bool:
         """Time the start of a batch. Return whether nothing else is to be done."""
@@ -168,28 +178,33 @@ class PredictionFit(FitPart):
 
     def validation_starts(self) -> None:
         """Warn about the memory of validation, whose loaders may exist only now."""
-        self.pauses()
+        super().validation_starts()
+        self._pause()
         if self._validation is not None:
             self._validation.on_run_start()
         self.session.warn_of_memory()
 
-    def validation_batch_starts(self) -> bool:
+    def validation_batch_starts(self, *_: object) -> None:
         """Record a batch of the sanity check, or of the first validation without a sanity check."""
+        super().validation_batch_starts()  # first, so that the recording's start is no wait
         if self._validation is None:
-            return False
+            return
         trainer = self._trainer
         batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
         self._validation.on_batch_start(batches_in_run=sum(batches))
-        return self._validation.is_recording
+        if self._validation.is_recording:
+            self.observer.validation.batch_is_recorded()
 
-    def validation_batch_ends(self, batch: object) -> None:
+    def validation_batch_ends(self, outputs: object, batch: object, *_: object) -> None:
         """Stop recording a validation batch."""
+        super().validation_batch_ends(outputs, batch)
         if self._validation is not None:
             self._validation.on_batch_end(samples=samples_of(batch))
             self.observer.validation.recording_has_ended()
 
     def validation_ends(self) -> None:
         """Predict again if validation was only estimated before, and has now been recorded."""
+        super().validation_ends()
         if self.session.rest is not None and self._validation is not None and self._validation.is_done:
             self._predict(moment="validation end", reason="Predicted again, now that validation was timed:")
 

@@ -88,8 +88,6 @@ class RuntimePredictor(Predicts, FitCallback):
         WeightsNotFoundError: `weights` does not exist.
     """
 
-    _fit: PredictionFit | None = None
-
     @property
     def remaining_seconds(self) -> float | None:
         """Remaining seconds of the fit on the machine in use; None before the capture and after the fit."""
@@ -102,7 +100,7 @@ class RuntimePredictor(Predicts, FitCallback):
 
         The seconds are an upper bound if early stopping or a loader without a length may end the fit earlier.
         """
-        return None if self._fit is None else self._fit.observer.remaining
+        return None if self._fit.observer is None else self._fit.observer.remaining
 
     def __init__(
         self,
@@ -185,12 +183,12 @@ class RuntimePredictor(Predicts, FitCallback):
             self._follow(PredictionFit(trainer, pl_module, self._request, self._options, self._results))
 
     def _is_recorded(self) -> bool:
-        return self._fit is None or self._fit.steps is None
+        return self._fit.steps is None
 
     @log_exceptions_unless(_is_recorded)
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
         """Store which optimizers update parameters in the same step."""
-        if self._fit is not None and self._fit.steps is not None:
+        if self._fit.steps is not None:
             self._fit.steps.optimizer_steps(optimizer)
 
     def give_up(self, error: Exception) -> None:

@@ -88,7 +88,7 @@ def test_hooks_cost_as_much_after_a_million_steps_as_after_a_thousand(
                         callback.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
                     loop.batch_progress.increment_completed()
                 seconds.append((time.process_time() - start) / BLOCK)
-            counted.extend(callback._observer.batches for callback in callbacks)
+            counted.extend(callback._fit.observer.batches for callback in callbacks)
             trainer.should_stop = True
 
     with warnings.catch_warnings():
