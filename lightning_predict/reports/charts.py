@@ -1,11 +1,7 @@
-"""Charts of the HTML report: bars and shares in HTML, scatter plots and curves in SVG.
+"""Charts of the HTML report: shares in HTML, scatter plots and curves in SVG.
 
 HTML bars adapt to the page width. Each SVG drawing exists in two widths, `WIDE` and `NARROW`; the page shows the width
 that fits the screen. Points are numbered and explained in a list below the drawing, so that labels cannot overlap.
-Example::
-
-    >>> bar_chart([Bar("T4", 48.0, 45.0, 52.0, "48.0 ms")], unit="ms")[:18]
-    '<div class="bars">'
 """
 
 from __future__ import annotations
@@ -34,18 +30,6 @@ _LEFT: Final = 64
 _RADIUS: Final = 9
 
 OTHER: Final = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of a chart: name, middle, interval, text next to it, and CSS class."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    label: str
-    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +79,6 @@ def for_both_screens(draw: Callable[[int], str]) -> str:
     """Draw for desktop and phone, and return both drawings as HTML; an empty drawing stays empty."""
     wide = draw(WIDE)
     return wide and f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>'
-
-
-def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
-    """Draw horizontal bars with their intervals, in order; return an empty string without bars.
-
-    On a logarithmic axis, points are drawn instead of bars, because the length of a bar would have no meaning.
-    """
-    if not bars:
-        return ""
-    axis = Axis.over([value for bar in bars for value in (bar.low, bar.value, bar.high)], 0.0, 100.0)
-    rows = []
-    for bar in bars:
-        low, high, at = axis.pixel(bar.low), axis.pixel(bar.high), axis.pixel(bar.value)
-        mark = (
-            f'<i class="dot" style="left:{at:.1f}%"></i>'
-            if axis.logarithmic
-            else f'<i class="fill" style="width:{at:.1f}%"></i>'
-        )
-        rows.append(
-            f'<div class="bar {bar.kind}"><span class="name">{escape(bar.name)}</span><span class="track">{mark}'
-            f'<i class="whisker" style="left:{low:.1f}%;width:{high - low:.1f}%"></i></span>'
-            f'<span class="value">{escape(bar.label)}</span></div>'
-        )
-    scale = f'<p class="dim">Logarithmic, {escape(unit)}.</p>' if axis.logarithmic else ""
-    return f'<div class="bars">{"".join(rows)}</div>{scale}'
 
 
 def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:

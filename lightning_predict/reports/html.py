@@ -19,15 +19,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from lightning_predict.base.escaping import html_text, visible_text
-from lightning_predict.base.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
+from lightning_predict.base.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.reports.charts import (
     HEIGHT,
     Axis,
-    Bar,
     Point,
-    bar_chart,
     for_both_screens,
     frame,
     scatter,
@@ -37,7 +35,7 @@ from lightning_predict.reports.charts import (
     tick_text,
 )
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
-from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
+from lightning_predict.reports.format import duration, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import (
     RankedGpu,
@@ -83,7 +81,7 @@ def html_report(
         steps=_adjustable_steps(predictions),
         columns=[{"kind": _kind_of(column), "header_lines": column.header.split("\n")} for column in shown.columns],
         rows=tuple(_rows(predictions, ranking, shown)),
-        drawings=_drawings(predictions, ranking),
+        time_and_dollars=_time_and_dollars(predictions, ranking),
         sections=Markup(sections),
         curves=tuple(_curves(predictions)),
         critical_path=_critical_path(predictions),
@@ -210,7 +208,7 @@ def _badges(prediction: Prediction, ranking: Ranking) -> Iterable[Mapping[str, s
         yield {"kind": "tight", "text": "tight"}
 
 
-def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, object], ...]:
+def _time_and_dollars(predictions: Predictions, ranking: Ranking) -> Mapping[str, object]:
     known = [row for row in predictions.values() if row.total_seconds is not None and row.cost_usd is not None]
     priced = [row for row in known if row.fits is not False] or known
     left_out = [row.gpu for row in known if row not in priced]
@@ -229,30 +227,12 @@ def _drawings(predictions: Predictions, ranking: Ranking) -> tuple[Mapping[str, 
         for ranked in ranking.frontier
         if ranked.cost_usd is not None
     ]
-    bars = [
-        Bar(
-            row.gpu,
-            seconds_to_milliseconds(row.iteration_seconds),
-            seconds_to_milliseconds(row.iteration_seconds_low),
-            seconds_to_milliseconds(row.iteration_seconds_high),
-            f"{milliseconds(row.iteration_seconds)} ms",
-            _kind(row, predictions),
-        )
-        for row in predictions.values()
-    ]
-    hours = _drawing(
+    return _drawing(
         "Time against dollars",
         scatter(points, line, ranking.deadline_hours, title="Time and cost of the run on each GPU"),
         "One point per GPU; lower left is better. The line is the Pareto frontier of time and cost"
         + (f". Left out (does not fit): {', '.join(left_out)}." if left_out else "."),
     )
-    steps = _drawing(
-        "Time of one iteration",
-        bar_chart(bars, unit="milliseconds"),
-        "Prediction with 90 % interval."
-        + (f" Orange: {predictions.used_gpu}, in use now." if predictions.used_gpu in predictions else ""),
-    )
-    return hours, steps
 
 
 def _kind(prediction: Prediction, predictions: Predictions) -> str:
