@@ -150,7 +150,6 @@ def _changes() -> Parts:
     for change in advice.changes:
         yield change.name, numbers(change)
     yield "chain of changes", numbers(None if advice.chain is None else (advice.chain.names, advice.chain.gains))
-    yield "layers", numbers(advice.layers)
 
 
 def _plans() -> Parts:

@@ -19,7 +19,6 @@ from typing import Final
 from lightning_predict.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
 from lightning_predict.advice.changes import CHANGES, SIDE_EFFECTS, Change
 from lightning_predict.advice.gain_accuracy import calibration_for
-from lightning_predict.advice.layers import layer_table
 from lightning_predict.advice.what_if import gain, predicted_with
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
@@ -109,19 +108,12 @@ def advice_for(
     evaluation = _Evaluation(trace, evaluated, iterations, assumptions)
     advised = [evaluation.advised(change) for change in CHANGES.values()]
     chain = evaluation.chain([change for change in advised if change.verdict == "faster"], frozenset(allow))
-    changed_trace = None if chain is None else evaluation.changed[chain.names]
-    if changed_trace is not None and changed_trace.operations == trace.operations:
-        changed_trace = None  # the change affects only waits, not device work
-    gpus = list(dict.fromkeys((layout_of_gains.gpu, *(each.gpu for each in layouts))))
     return Advice(
         on=layout_of_gains.name,
         before=evaluation.before,
         changes=tuple(_ranked(advised)),
         allowed=frozenset(allow),
         chain=chain,
-        layers=layer_table(
-            trace, gpus[:2], assumptions.weights, after=changed_trace, kernels=assumptions.kernels_applied
-        ),
         notes=evaluation.before.notes,
     )
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.advice.changes import CHANGES, change_named
-from lightning_predict.advice.layers import LayerTable, layer_lines
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import NOTICEABLE, ordered
-from lightning_predict.reports.format import duration, gibibytes, listed, usd
+from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
 from lightning_predict.reports.table_notes import MAX_NOTES
@@ -80,7 +79,6 @@ class Advice(Mapping[str, EvaluatedChange]):
         before: Predictions of each GPU without changes.
         changes: The changes, sorted by gain. Changes that do not apply come last.
         chain: The best combination of changes; None if no gain has evidence.
-        layers: Device time by module, without changes and with the chain.
         allowed: Allowed side effects.
         notes: Further notes.
     """
@@ -89,7 +87,6 @@ class Advice(Mapping[str, EvaluatedChange]):
     before: Predictions
     changes: tuple[EvaluatedChange, ...]
     chain: Chain | None
-    layers: LayerTable
     allowed: frozenset[str]
     notes: tuple[str, ...] = ()
 
@@ -147,7 +144,6 @@ class Advice(Mapping[str, EvaluatedChange]):
                 "gains": _as_json(chain.gains),
                 "after": chain.predictions.as_dict(),
             },
-            "layers": self.layers.as_dict(),
             "notes": list(self.notes),
         }
 
@@ -188,6 +184,8 @@ UNTESTED: Final = "Worth testing (simulated; under ten pairs)"
 ALIKE: Final = "Similar gain"
 NOISE: Final = "Gain within the noise"
 CLOSED: Final = "Not applicable"
+MODULES: Final = "Where it goes"
+MODULE_GPUS: Final = 2  # Number of GPUs for which the time by module is shown
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
 
 
@@ -202,9 +200,9 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
         yield NOTHING_GAINS
     for sentence in _full_notes(advice) if verbose else _notes(advice):
         yield from _wrapped(sentence)
-    if advice.layers.rows:
+    if head := _modules(advice):
         yield ""
-        yield from layer_lines(advice.layers)
+        yield from _grid(head)
     rent = list(_rent(advice))
     if rent:
         yield ""
@@ -283,6 +281,23 @@ def _rows(advice: Advice) -> list[tuple[str, ...]]:
         saves = _saves(seconds, None if first.cost_usd is None else share * first.cost_usd)
         rows.append((f"Together: {' + '.join(chain.names)}", duration(chain.seconds), _ends(chain.gain), saves, ""))
     return rows
+
+
+def _modules(advice: Advice) -> list[tuple[str, ...]]:
+    """Return the time of the step by module, on two GPUs; the first row names the columns. Empty if unknown."""
+    shown = [one for one in advice.before.items_in_order if one.verdict is not None][:MODULE_GPUS]
+    paths = [one.verdict.critical_path if one.verdict is not None else {} for one in shown]
+    largest = {name: max(path.get(name, 0.0) for path in paths) for path in paths for name in path}
+
+    def cell(share: float, step_seconds: float) -> str:
+        return f"{milliseconds(share * step_seconds)} ms {share:>4.0%}"
+
+    rows = [
+        (name, *(cell(path.get(name, 0.0), one.iteration_seconds) for path, one in zip(paths, shown, strict=True)))
+        for name, share in largest.items()
+        if share >= NOTICEABLE
+    ]
+    return [(MODULES, *(one.gpu for one in shown)), *rows] if rows else []
 
 
 def _times(value: float, sign: str = "×") -> str:  # noqa: RUF001 (a times sign is meant)
@@ -434,15 +449,20 @@ def _wrapped(text: str) -> list[str]:
 
 def advice_html(advice: Advice) -> str:
     """Return the advice as an HTML fragment: recommended changes, and time by module."""
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _rows(advice))
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    rows, modules = _rows(advice), _modules(advice)
     notes, rent = (
         "".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (_full_notes(advice), _rent(advice))
     )
     notes = f"<details><summary>Evidence, and changes that do not apply</summary>{notes}</details>"
     return (
         f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
-        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{rent}{notes}</section>"
-        f"<section><h2>Where it goes</h2>{advice.layers.to_html()}</section>"
+        f"{_html_table((HEAD, *rows)) if rows else f'<p>{NOTHING_GAINS}</p>'}{rent}{notes}</section>"
+        f"{f'<section><h2>{MODULES}</h2>{_html_table(modules)}</section>' if modules else ''}"
     )
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table></div>'

@@ -37,7 +37,7 @@ from lightning_predict.record.trace import Trace, anonymised
 
 
 def trace(
-    action: Literal["check", "anonymise", "import", "view", "explain", "layers", "memory"],
+    action: Literal["check", "anonymise", "import", "view", "explain", "memory"],
     source: str,
     /,
     *,
@@ -53,20 +53,19 @@ def trace(
     `check` validates a trace and summarizes it. `anonymise` removes the names of modules and parameters, and the notes.
     `import` converts a Kineto JSON file of torch.profiler. `view` writes the predicted timeline for a GPU as a Chrome
     trace, which ui.perfetto.dev opens. `explain` lists the slowest operations on a GPU, timed by their shapes alone,
-    with the source and the limits of each time. `layers` adds up the time by module, and names code that PyTorch has a
-    fused kernel for. `memory` shows the memory of a GPU at the step's peak, and ways to reduce it.
+    with the source and the limits of each time. `memory` shows the memory of a GPU at the step's peak, and ways to
+    reduce it.
 
     Args:
-        action: What to do: check, anonymise, import, view, explain, layers or memory.
+        action: What to do: check, anonymise, import, view, explain or memory.
         source: The trace, a model by name as for `predict`, or for import the file of the other tool; gzip or plain.
         output: File to write (default: next to the input).
-        gpu: With view, explain, layers and memory: GPU to predict for; layers takes several, separated by commas
-            (default: the GPU that the trace was recorded on). With import: GPU that the file was recorded on, if the
-            file does not name it or the catalogue lacks the name.
+        gpu: With view, explain and memory: GPU to predict for (default: the GPU that the trace was recorded on). With
+            import: GPU that the file was recorded on, if the file does not name it or the catalogue lacks the name.
         keep_modules: With anonymise: keep the names of modules.
         step: With import: number of the ProfilerStep to use (default: the median step with operations).
-        weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
-            cache, then the weights that ship).
+        weights: With view and explain: weights of the models: a folder, a file or an address (default: the cache, then
+            the weights that ship).
         model: Options of a model by name.
     """
     given = {"output": output, "gpu": gpu, "keep_modules": keep_modules, "step": step, "weights": weights}
@@ -81,8 +80,6 @@ def trace(
         return _view(read, output or _beside(file, "timeline.json"), gpu, weights)
     if action == "explain":
         return _explain(read, gpu, weights)
-    if action == "layers":
-        return _layers(read, gpu, weights)
     if action == "memory":
         return _memory(of_source, gpu)
     if action == "check":
@@ -103,7 +100,6 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {  # Options that each action ac
     "import": frozenset({"output", "step", "gpu"}),
     "view": frozenset({"output", "gpu", "weights"}),
     "explain": frozenset({"gpu", "weights"}),
-    "layers": frozenset({"gpu", "weights"}),
     "memory": frozenset({"gpu"}),
 }
 
@@ -190,20 +186,6 @@ def _explained(gpu: str, explained: Sequence[tuple[Explanation, int]]) -> str:
         + aligned(headers, rows, right={0, 2, 3, 5})
         + last
     )
-
-
-def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
-    from lightning_predict.advice.layers import layer_table
-
-    check_predictable(recorded)
-    origin = gpu_in_use(recorded)
-    gpus = [] if origin is None else [origin]
-    if names is not None:
-        gpus = [find_gpu(name.strip()) for name in names.split(",") if name.strip()]
-    if not gpus:
-        raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
-    table = layer_table(recorded, gpus, weights, kernels=recorded.assumed_kernels)
-    return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
 def _memory(step: SourceStep, name: str | None) -> CommandAnswer:

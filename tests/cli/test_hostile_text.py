@@ -14,7 +14,6 @@ from tests.test_escaping import HOSTILE, RAW
 @pytest.mark.parametrize(
     "words",
     [
-        ("trace", "layers", "t.json", "--gpu", "T4"),
         ("trace", "memory", "t.json", "--gpu", "T4"),
         ("trace", "explain", "t.json", "--gpu", "T4"),
         ("advise", "t.json", "--gpus", "T4"),

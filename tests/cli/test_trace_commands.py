@@ -129,7 +129,7 @@ def test_memory_lists_parts_and_fit(trace: Path, run: Run) -> None:
     [
         (
             ["check", "x", "--gpu", "T4"],
-            "--gpu has no effect on trace check; it is for import, view, explain, layers, memory.",
+            "--gpu has no effect on trace check; it is for import, view, explain, memory.",
         ),
         (["view", "x", "--keep-modules"], "--keep-modules has no effect on trace view; it is for anonymise."),
         (["anonymise", "x", "--step", "3"], "--step has no effect on trace anonymise; it is for import."),

@@ -173,11 +173,8 @@ def test_advice_is_for_the_step_with_its_kernels(blocks: lp.Trace, run: Run, tmp
     compiled = predict(blocks, kernels="compile")["L4"]
     assert told.before["L4"].iteration_seconds == compiled.iteration_seconds
     assert told["compile"].why_not == "the step runs compile already"
-    assert sum(row.seconds[0] for row in told.layers.rows) == pytest.approx(compiled.device_seconds, rel=0.02)
     stored = tmp_path / "stored.json.gz"
     replace(blocks, assumed_kernels=("compile",)).save(str(stored))
-    layers = run("trace", "layers", stored, "--gpu", "L4", "--json").json
-    assert layers["rows"] == told.layers.as_dict()["rows"]
     alone = tmp_path / "alone.json.gz"
     blocks.save(str(alone))
     both = [
