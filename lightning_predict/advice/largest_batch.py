@@ -20,6 +20,7 @@ from typing import Final
 from lightning_predict.advice.batch_size import BatchSizes, why_no_other_batch, with_samples
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.base.errors import InvalidArgumentError
+from lightning_predict.base.interval import CONFIDENCE
 from lightning_predict.base.units import MEGA, seconds_to_hours
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import UserPrice
@@ -27,7 +28,7 @@ from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.layouts.strategy import Strategy
-from lightning_predict.memory.step_memory import FITS_FROM, MemoryNeed, StepMemory, step_memory, usable_bytes
+from lightning_predict.memory.step_memory import MemoryNeed, StepMemory, step_memory, usable_bytes
 from lightning_predict.prediction import predict_workload, remaining_steps, shown_layouts
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import significant, usd
@@ -58,10 +59,10 @@ class LargestBatch:
         """Sentence that states the largest batch, with its speed and cost if known."""
         on, even = f"Largest batch on the {self.gpu}", self.batch_size_at_50_percent
         if even is None:
-            return f"{on}: not even one sample fits with a chance of {FITS_FROM:.0%}."
+            return f"{on}: not even one sample fits with a chance of {CONFIDENCE:.0%}."
         at_best = "1 has" if even == 1 else f"{even:,} have"
         if self.batch_size is None or self.fit_probability is None:
-            return f"{on}: none fits with a chance of {FITS_FROM:.0%}; {at_best} an even chance."
+            return f"{on}: none fits with a chance of {CONFIDENCE:.0%}; {at_best} an even chance."
         samples = "1 sample" if self.batch_size == 1 else f"{self.batch_size:,} samples"
         cost = "" if self.usd_per_million_samples is None else f", {usd(self.usd_per_million_samples)} for a million"
         cost += f" ({self.offer})" if self.offer and cost else ""

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     import yaml
@@ -41,7 +42,6 @@ Choice = TypeVar("Choice", bound=str)
 
 MAX_BYTES: Final = 1 << 30  # Maximum size of a JSON or CSV file after decompression: parsing such a profile needs 10 GB
 MAX_WRITTEN_BYTES: Final = 1 << 20  # Maximum size of a YAML or TOML file. PyYAML takes up to 20 seconds per megabyte.
-MAX_YAML_SECONDS: Final = 60.0  # Maximum CPU time to parse a YAML file
 
 MAX_MERGED_FIELDS: Final = 100_000
 """Maximum number of fields that merges (`<<`) copy in a YAML file. Chains of merges grow quadratically."""
@@ -573,7 +573,7 @@ def _limit(loader: yaml.SafeLoader, file: File) -> None:
         loader.fetch_flow_collection_start,
         loader.add_indent,
     )
-    end = time.thread_time() + MAX_YAML_SECONDS
+    end = time.thread_time() + PATIENCE_SECONDS
 
     def check_depth() -> None:
         if loader.flow_level + len(loader.indents) >= MAX_DEPTH:
@@ -581,7 +581,7 @@ def _limit(loader: yaml.SafeLoader, file: File) -> None:
 
     def checked_fetch() -> None:
         if time.thread_time() > end:
-            words = f"takes longer than {MAX_YAML_SECONDS:g} s to read up to here; expected a file that takes less."
+            words = f"takes longer than {PATIENCE_SECONDS:g} s to read up to here; expected a file that takes less."
             raise file.error_at(words, line=loader.line + 1)
         fetch()
 

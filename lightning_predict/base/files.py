@@ -20,11 +20,9 @@ import platformdirs
 
 from lightning_predict.base import __version__
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.base.timeout import run_unless_hanging
+from lightning_predict.base.timeout import PATIENCE_SECONDS, run_unless_hanging
 
 Result = TypeVar("Result")
-
-FILE_SECONDS: Final = 60.0  # Default timeout in seconds for a file or a logger in a hook
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
@@ -77,7 +75,7 @@ def history_path(path: str | Path | None = None) -> Path:
     return Path(named) if named else user_folder("data") / "history.jsonl"
 
 
-def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
+def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = PATIENCE_SECONDS) -> Result:
     """Run `work` on a file with a timeout; return its result or raise its error.
 
     Raises:

@@ -21,6 +21,8 @@ from typing import Any, Final, Generic, TypeVar
 
 Result = TypeVar("Result")
 
+PATIENCE_SECONDS: Final = 60.0  # Longest that a file, a logger, a prediction or another rank may delay a training
+
 THREAD_NAME: Final = "lightning-predict"  # Name of our threads, which draw no random numbers (`base.guard`)
 
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from typing import Final
 
 KILO: Final = 1e3
-MEGA: Final = 1e6
-GIGA: Final = 1e9
-TERA: Final = 1e12
+MEGA: Final = KILO**2
+GIGA: Final = KILO**3
+TERA: Final = KILO**4
 KIBIBYTE: Final = 2**10
-MEBIBYTE: Final = 2**20
-GIBIBYTE: Final = 2**30
-SECONDS_PER_HOUR: Final = 3600.0
+MEBIBYTE: Final = KIBIBYTE**2
+GIBIBYTE: Final = KIBIBYTE**3
 SECONDS_PER_MINUTE: Final = 60.0
-MICROSECOND: Final = 1e-6
+SECONDS_PER_HOUR: Final = SECONDS_PER_MINUTE**2
+MICROSECOND: Final = 1 / MEGA
 
 
 def seconds_to_milliseconds(seconds: float) -> float:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from lightning_predict.base.errors import LightningPredictError
-from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.files import in_hook
 from lightning_predict.base.guard import own_error
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.output import print_sentence
 from lightning_predict.callbacks.trainer_state import resumes_data
@@ -98,7 +99,7 @@ class BudgetFiles:
         account, folder, trainer = self._account, self._folder, self._trainer
         before = account.ledger.before.seconds
         try:
-            seconds = wait_seconds(trainer, FILE_SECONDS)
+            seconds = wait_seconds(trainer, PATIENCE_SECONDS)
             place, unread = in_hook(folder, lambda: find_ledger(folder, run=account.run), seconds=seconds)
         except OSError as error:
             own_error(error)
@@ -158,7 +159,7 @@ class BudgetFiles:
     def _use_file(self, work: Callable[[], None]) -> bool:
         path = self.place.ledger
         try:
-            in_hook(path, work, seconds=wait_seconds(self._trainer, FILE_SECONDS))
+            in_hook(path, work, seconds=wait_seconds(self._trainer, PATIENCE_SECONDS))
         except Exception as error:
             own_error(error)
             if not self._has_warned:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.errors import TraceFormatError
 from lightning_predict.base.escaping import markdown_text
-from lightning_predict.base.files import FILE_SECONDS, in_hook
+from lightning_predict.base.files import in_hook
 from lightning_predict.base.guard import own_error
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.callbacks.trainer_state import logger_step
 from lightning_predict.observe.rank_agreement import wait_seconds
@@ -36,7 +37,7 @@ def log_and_save(
         from lightning_predict.reports.loggers import RANKING_KEY, log_predictions, log_text, selected_gpus
         from lightning_predict.reports.ranking import ranking_markdown
 
-        step, seconds = logger_step(trainer), wait_seconds(trainer, FILE_SECONDS)
+        step, seconds = logger_step(trainer), wait_seconds(trainer, PATIENCE_SECONDS)
         gpus = None if verbose else selected_gpus(ranking, predictions)
         refusals = log_predictions(loggers, predictions, step=step, in_full=verbose, gpus=gpus, seconds=seconds)
         text = ranking_markdown(ranking)
@@ -51,7 +52,7 @@ def log_and_save(
 def write_file(trainer: Trainer, path: str | Path, write: Callable[[], object], *, what: str) -> bool:
     """Write a file. Return whether this succeeds; otherwise, warn."""
     try:
-        in_hook(path, write, seconds=wait_seconds(trainer, FILE_SECONDS))
+        in_hook(path, write, seconds=wait_seconds(trainer, PATIENCE_SECONDS))
     except (OSError, TraceFormatError) as error:
         own_error(error)
         warn(f"RuntimePredictor could not write {what}: {type(error).__name__}: {error}")
@@ -120,7 +121,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> tuple[st
     from lightning_predict.reports.loggers import log_text
 
     step = logger_step(trainer)
-    text, seconds = f"**{event}** at step {step}: {markdown_text(reason)}", wait_seconds(trainer, FILE_SECONDS)
+    text, seconds = f"**{event}** at step {step}: {markdown_text(reason)}", wait_seconds(trainer, PATIENCE_SECONDS)
     return log_text(trainer.loggers, f"{group}/{event}", text, step=step, seconds=seconds)
 
 

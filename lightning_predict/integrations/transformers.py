@@ -22,11 +22,12 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.base.guard import keeps_random_state, log_exceptions, log_warning
 from lightning_predict.base.interval import Interval
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import MemoryFacts
 from lightning_predict.observe.meters import BudgetArguments, Terms
-from lightning_predict.observe.rank_agreement import TIMEOUT_SHARE, WAIT_SECONDS
+from lightning_predict.observe.rank_agreement import TIMEOUT_SHARE
 from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
 from lightning_predict.observe.run_session import Loop, PredictionRequest, Predicts, RunResults
 from lightning_predict.observe.watched_loop import WatchedRun
@@ -121,7 +122,7 @@ class RuntimePredictorCallback(Predicts, TrainerCallback):
             warmup_steps=self.warmup_steps,
             samples=args.per_device_train_batch_size * args.gradient_accumulation_steps,
             records=is_main,
-            wait_seconds=min(WAIT_SECONDS, TIMEOUT_SHARE * args.ddp_timeout),
+            wait_seconds=min(PATIENCE_SECONDS, TIMEOUT_SHARE * args.ddp_timeout),
         )
         self._results = run.session.results
         run.__enter__()

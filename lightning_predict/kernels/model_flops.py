@@ -16,11 +16,10 @@ import numpy as np
 
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
-from lightning_predict.kernels.operations import OperationShape, operation_spec
+from lightning_predict.kernels.operations import BACKWARD_MATMULS, OperationShape, operation_spec
 from lightning_predict.record.trace import Trace
 
 MATMULS: Final = ("linear", "bmm", "attention", "conv", "lstm", "gru", "rnn")  # Parts of names whose FLOPs count
-BACKWARD_MATMULS: Final = 2  # Matmuls of the backward pass for one of the forward: gradients of input and weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,8 @@ COMPUTE_BYTES: Final[Mapping[str, float]] = {
 }
 """Bytes of one element by compute dtype. `tf32` is float32 data whose matmuls run in TF32."""
 
+BACKWARD_MATMULS: Final = 2  # Matmuls of the backward pass for one of the forward: gradients of input and weight
+
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
 """Operations of several GPUs, which `families/collective.py` times."""
 

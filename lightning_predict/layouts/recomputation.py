@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.kernels.model_flops import BACKWARD_MATMULS
+from lightning_predict.kernels.operations import BACKWARD_MATMULS
 from lightning_predict.kernels.translation import translate
 from lightning_predict.layouts.gradients import experts_module
 from lightning_predict.layouts.strategy import Recompute

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from lightning_predict.base.fields import Deferred, defer
-from lightning_predict.base.interval import Interval
+from lightning_predict.base.interval import CONFIDENCE, Interval
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
@@ -44,7 +44,6 @@ from lightning_predict.record.trace import Trace
 MemoryFit = Literal["fits", "tight", "exceeds"]
 """`fits`: the step fits with a probability of at least 90 %. `tight`: with 50 to 90 %. `exceeds`: below 50 %."""
 
-FITS_FROM: Final = 0.9  # Minimum probability for the verdict `fits`, so that at most 10 % of these verdicts are wrong
 ECC_SHARE: Final = 0.0625  # Share of memory that stores the bits of inline ECC
 DRIVER_SHARE: Final = 0.013  # Share of the memory without ECC bits that the driver reserves
 
@@ -171,7 +170,7 @@ def memory_need(
         chance = fit_probability(must, context, total)
         return MemoryNeed(
             memory_bytes=needed_bytes if held.middle == needed_bytes else held.middle,
-            memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
+            memory_fit="fits" if chance >= CONFIDENCE else "tight" if free >= 0 else "exceeds",
             memory_free_bytes=free,
             releasable_bytes=max(spare - (reserved.middle - held.middle), 0.0),
             allocated=None if allocated_bytes is None else relative_allocated.scaled(allocated_bytes).map(min, held),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from lightning_predict.base.interval import Interval
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
+from lightning_predict.observe.ledger_file import LEDGER_SECONDS
 from lightning_predict.observe.meters import Ledger, Meter
 from lightning_predict.observe.steady_state import BEST_VALUES
 from lightning_predict.reports.format import duration
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 WARNING_SHARE: Final = 0.8  # Used share of a limit at which a warning is shown
 CHECK_SECONDS: Final = 30.0  # Seconds between two checks of the used amounts, if several ranks must agree on the result
-REFRESH_SECONDS: Final = 60.0  # Seconds between two forecasts during training
 
 
 def batches_between_checks(observer: RunObserver) -> int:
@@ -132,7 +132,7 @@ class BudgetWatch:
         """Return what to check after this many batches and seconds of training, and `elapsed` seconds of the fit."""
         moments = self._schedule
         if batches >= self._warmup_steps:
-            is_old = self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS
+            is_old = self.forecast is not None and elapsed - self._refreshed_seconds >= LEDGER_SECONDS
             is_late = any(meter.used(elapsed) >= self._stop_share * meter.limit for meter in self.meters)
             if (moments.is_due(batches, seconds) and moments.has_started) or is_old or is_late:
                 return "forecast"
@@ -146,7 +146,7 @@ class BudgetWatch:
     @property
     def next_seconds(self) -> float:
         """Seconds of the fit before which no other check is due."""
-        refresh = math.inf if self.forecast is None else self._refreshed_seconds + REFRESH_SECONDS
+        refresh = math.inf if self.forecast is None else self._refreshed_seconds + LEDGER_SECONDS
         return min(self._narrow_seconds, refresh)
 
     def metrics(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ from lightning_predict.observe.meters import Use
 LEDGER_STEM: Final = "lightning_predict_budget"
 LEDGER_NAME: Final = f"{LEDGER_STEM}.json"  # File name of the first run in a folder
 _RUN: Final = re.compile(r"\w[\w-]{0,63}")  # Pattern of the name of a run, which is a part of file names
-LEDGER_SECONDS: Final = 60.0  # Seconds between two saves, which is also the maximum loss
+LEDGER_SECONDS: Final = 60.0  # Seconds between two saves, which is also the maximum loss, and between two forecasts
 
 _RESTARTS: Final = {"SLURM_JOB_ID": "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID": "TORCHELASTIC_RESTART_COUNT"}
 """Environment variables with the ID of a job, and with the number of its restarts.

@@ -24,12 +24,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightning_predict.base.errors import LightningPredictError
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-WAIT_SECONDS: Final = 60.0
-"""Maximum seconds to wait for all ranks, and then for the decision. A shorter timeout of collectives reduces both."""
 
 TIMEOUT_SHARE: Final = 1 / 3  # Share of the process group's timeout for which a joint decision may wait
 
@@ -84,7 +82,7 @@ class StoreAgreement:
         rank: int,
         world_size: int,
         name: str,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -183,7 +181,7 @@ def rank_in_use() -> tuple[int, int]:
     return ranks.get_rank(), ranks.get_world_size()
 
 
-def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
+def wait_seconds(trainer: Any, longest: float = PATIENCE_SECONDS) -> float:
     """Return the maximum seconds that other ranks may wait for a rank: a share of the collectives' timeout."""
     timeout = getattr(trainer.strategy, "_timeout", None)
     return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest

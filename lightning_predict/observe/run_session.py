@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.errors import LightningPredictError
-from lightning_predict.base.files import FILE_SECONDS, history_path, in_hook
+from lightning_predict.base.files import history_path, in_hook
 from lightning_predict.base.guard import keeps_random_state, log_warning, own_error
-from lightning_predict.base.timeout import run_with_timeout
+from lightning_predict.base.timeout import PATIENCE_SECONDS, run_with_timeout
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.layouts.strategy import Strategy
 from lightning_predict.observe.forecast import ForecastInputs, ForecastSchedule, RestOfRun, TimedForecast
@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from lightning_predict.advice.advice_text import Advice
-
-PREDICTION_SECONDS: Final = 60.0
-"""Maximum seconds by which a prediction delays the training. A shorter timeout of collectives reduces this time."""
 
 NOTICEABLE_SHARE: Final = 0.05
 """Minimum change of the host time (loader, checkpoints), relative to the run's time, that triggers a new prediction."""
@@ -365,7 +362,7 @@ class RunSession:
         if record is None:
             return
         try:
-            in_hook(history_path(), lambda: append_record(record), seconds=self.loop.patience_seconds(FILE_SECONDS))
+            in_hook(history_path(), lambda: append_record(record), seconds=self.loop.patience_seconds(PATIENCE_SECONDS))
         except OSError as error:
             own_error(error)
             self.loop.warn(f"{self.loop.name} could not remember this run: {type(error).__name__}: {error}")
@@ -375,7 +372,7 @@ class RunSession:
         if not self.request.reads_history:
             return ()
         try:
-            records = in_hook(history_path(), read_history, seconds=self.loop.patience_seconds(FILE_SECONDS))
+            records = in_hook(history_path(), read_history, seconds=self.loop.patience_seconds(PATIENCE_SECONDS))
         except OSError as error:
             own_error(error)
             if not is_renewed:  # warned already otherwise
@@ -425,7 +422,7 @@ class RunSession:
         rest = self._rest(moment)
         trace = with_current_step_time(trace, rest.batch_times)
         assumptions = self.assumptions(trace, is_renewed=self.rest is not None)
-        longest = loop.patience_seconds(PREDICTION_SECONDS)
+        longest = loop.patience_seconds(PATIENCE_SECONDS)
 
         from lightning_predict.prediction import predict_workload
 

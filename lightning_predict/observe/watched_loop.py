@@ -28,13 +28,13 @@ from lightning_predict.base.errors import BudgetExceededError, InvalidArgumentEr
 from lightning_predict.base.files import STOPPED_VARIABLE, mark
 from lightning_predict.base.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.base.interval import Interval
+from lightning_predict.base.timeout import PATIENCE_SECONDS
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.observe.budget import BudgetWatch, batches_between_checks
 from lightning_predict.observe.clock import device_clock, host_clock, ledger_clock
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
 from lightning_predict.observe.meters import BudgetArguments, Ledger, RentedMachine, Terms, gpu_name_in_use
 from lightning_predict.observe.rank_agreement import (
-    WAIT_SECONDS,
     AgreementSchedule,
     MissingRankError,
     RankAgreement,
@@ -149,7 +149,7 @@ class WatchedRun(Predicts):
         self._results = RunResults()
         self._loop, self._terms, self._device, self._model = loop, terms, device, model
         self._raises, self._samples = raises, samples
-        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._wait_seconds = PATIENCE_SECONDS if wait_seconds is None else wait_seconds
         self.observer = RunObserver(host_clock(), is_asynchronous=device.type != "cpu")
         self.session = RunSession(loop, request, self.observer, self._results)
         self.should_stop = False

@@ -23,9 +23,9 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from lightning_predict.base.fields import Field
-from lightning_predict.base.files import FILE_SECONDS, write_atomically
+from lightning_predict.base.files import write_atomically
 from lightning_predict.base.guard import keeps_random_state, own_error
-from lightning_predict.base.timeout import run_unless_hanging
+from lightning_predict.base.timeout import PATIENCE_SECONDS, run_unless_hanging
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.reports.predictions import Predictions
@@ -243,7 +243,7 @@ def log_predictions(
     step: int,
     in_full: bool = False,
     gpus: Collection[str] | None = None,
-    seconds: float = FILE_SECONDS,
+    seconds: float = PATIENCE_SECONDS,
 ) -> tuple[str, ...]:
     """Log predictions to every logger; a logger that fails does not affect the other loggers.
 
@@ -332,7 +332,7 @@ TEXTS: Final[Mapping[str, Callable[[Logger, str, str, int], None]]] = {
 
 
 def log_text(
-    loggers: Iterable[Logger], key: str, markdown: str, *, step: int, seconds: float = FILE_SECONDS
+    loggers: Iterable[Logger], key: str, markdown: str, *, step: int, seconds: float = PATIENCE_SECONDS
 ) -> tuple[str, ...]:
     """Log a text to every logger that supports text; a logger that fails does not affect the other loggers.
 

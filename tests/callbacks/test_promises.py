@@ -74,7 +74,7 @@ def test_a_prediction_that_takes_too_long_is_dropped_in_words(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = threading.Event()
-    monkeypatch.setattr("lightning_predict.observe.run_session.PREDICTION_SECONDS", 0.05)
+    monkeypatch.setattr("lightning_predict.observe.run_session.PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr("lightning_predict.prediction.predict_workload", lambda *args, **options: done.wait(60))
     start = time.monotonic()
     off_and_unharmed(small, tmp_path, "the prediction took more than 0.05 s")
@@ -265,7 +265,7 @@ def test_a_logger_that_hangs_keeps_no_run_waiting(
             experiment.add_text = lambda *_, **__: done.wait(60)
             return experiment
 
-    monkeypatch.setattr(output, "FILE_SECONDS", 0.01)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.01)
     predictor, model = RuntimePredictor(GPUS, print_table=False), lightning.model()
     trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor, logger=Hung(tmp_path))
     words = "Hung may lack .*: Hung (did not answer within 0.01 s|has not answered yet)"

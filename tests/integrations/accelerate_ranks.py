@@ -131,7 +131,7 @@ def main_of_rank(folder: str, names: list[str]) -> None:
     """Run the cases on this rank."""
     budget.__dict__["CHECK_SECONDS"] = 0.0  # the ranks meet after every step
     for module in (rank_agreement, watched_loop):
-        module.__dict__["WAIT_SECONDS"] = WAIT_SECONDS
+        module.__dict__["PATIENCE_SECONDS"] = WAIT_SECONDS
     for name in names:
         seen = loop((CASES | ALONE | KILLED)[name])
         rank = torch.distributed.get_rank()

@@ -30,6 +30,7 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
 from lightning_predict.kernels.operations import (
+    BACKWARD_MATMULS,
     Array,
     Columns,
     CountedShape,
@@ -62,7 +63,7 @@ _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq", "causal": 0}
 FUSED_ATTENTION: Final = ("attention", "attention_backward")  # Names of attention in one kernel, forward and backward
 ATTENTION_DROPOUT: Final = "attention_dropout"  # Work of a fused kernel to draw and apply the mask of dropout
-BACKWARD_MATMULS: Final = 2.5  # Number of matmuls in the backward pass over the forward pass: five against two
+FUSED_BACKWARD_MATMULS: Final = BACKWARD_MATMULS + 1 / 2  # The same of fused attention, which computes the scores again
 
 BACKWARD_RATE: Final = 0.85
 """FLOPs per second of the backward pass relative to the forward pass. It also reads the gradient's product with the
@@ -152,7 +153,7 @@ def attention_seconds(batch: ShapeBatch, gpus: Sequence[Gpu], *, newest: bool = 
         compute = _forward_seconds(batch, gpus, newest=newest)
     if batch.dtype != "float32" and batch.operation.endswith("_backward"):
         is_wide = batch.columns["head_dim"] > BLOCK
-        compute *= BACKWARD_MATMULS / BACKWARD_RATE * np.where(is_wide, WIDE_BACKWARD_TIME, 1.0)
+        compute *= FUSED_BACKWARD_MATMULS / BACKWARD_RATE * np.where(is_wide, WIDE_BACKWARD_TIME, 1.0)
     return np.maximum(compute, roofline_seconds(batch, gpus)) + SHORTEST_KERNEL_SECONDS
 
 
@@ -251,7 +252,7 @@ register(
         shape=_SHAPE,
         defaults=_DEFAULTS,
         units="tensor",
-        flops=lambda c: BACKWARD_MATMULS * _flops(c),
+        flops=lambda c: FUSED_BACKWARD_MATMULS * _flops(c),
         reads=_read_backward,
         writes=_gradients,
         estimators=(FUSED,),

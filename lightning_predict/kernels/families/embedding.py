@@ -96,7 +96,6 @@ EXACT_RANKS: Final = 256
 
 Higher ranks are grouped, with `RANKS_PER_DOUBLING` groups per doubling."""
 RANKS_PER_DOUBLING: Final = 8
-BISECTIONS: Final = 60
 
 
 @lru_cache(maxsize=256)
@@ -127,8 +126,7 @@ def zipf_exponent(different: float, asked: float, rows: float) -> float:
         rows: Rows of the table.
     """
     low, high = 0.0, 4.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high:  # until no number is between them
         low, high = (middle, high) if _different(asked, *_zipf(rows, middle)) > different else (low, middle)
     return low
 
@@ -166,8 +164,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
 def _look_ups_for(held: float, asked: float, counts: Array, chances: Array) -> float:
     """Return the number of look-ups until `held` distinct rows were accessed; `asked` if this never happens."""
     low, high = 0.0, asked
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high:  # until no number is between them
         low, high = (middle, high) if _different(middle, counts, chances) < held else (low, middle)
     return high
 
