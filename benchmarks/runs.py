@@ -177,7 +177,6 @@ RUNS: Final[Mapping[str, Run]] = {  # All runs, by name
         _other("planning", "planning", is_quick=False),
         _other("optimum", "planning.optimum", is_quick=False),
         _other("promises", "planning.promises", is_quick=False),
-        _other("promises-cheaper", "planning.promises", "--cheaper", "--problems", "40", is_quick=False),
         *(
             _other(f"speed-{name}", f"speed.{name}_speed", is_quick=False)
             for name in ("prediction", "recording", "planning")

@@ -170,17 +170,11 @@ jobs:
   - &a {name: a, hours: {box: {1: 4.0, 2: 2.2}}, deadline_hours: 8, tardiness_usd_per_hour: 2}
   - {<<: *a, name: b}
 """
-CSV_JOBS = "name,machine,num_gpus,hours,deadline_hours,command\na,box,1,4,2,x\na,box,4,1,2,x\n"
 CURVES = {
     "message_bytes": [1, 2],
     "microseconds": {"T4": {"all_reduce": {"2": [1.0, 2.0], "4": [2.0, 3.0]}}},
     "half_width_90": 0.2,
 }
-
-
-def csv_jobs(folder: Path) -> None:
-    text("jobs.csv", CSV_JOBS)(folder)
-    text("jobs.yaml", JOBS[: JOBS.index("jobs:")] + "jobs: jobs.csv\n")(folder)
 
 
 def profile(folder: Path) -> None:
@@ -240,7 +234,6 @@ READERS = {
         lambda folder: read_offers(folder / "current.json"),
     ),
     "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
-    "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),
     "study": Reader(
         "s.yaml", text("s.yaml", "nodes: [2]\nseeds: [2]\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
     ),
@@ -365,8 +358,6 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "price lists: nested": ("price lists", lambda good: b"a = " + DEEP),
     "jobs: number": ("jobs", lambda good: good.replace(b"60", LONG)),
     "jobs: nested": ("jobs", lambda good: DEEP),
-    "jobs as CSV: infinite": ("jobs as CSV", lambda good: good.replace(b"box,4", b"box,inf")),
-    "jobs as CSV: not UTF-8": ("jobs as CSV", lambda good: good.replace(b"box", b"b\xf6x")),
     "manifest: nested": ("manifest", lambda good: DEEP),
     "runs: not UTF-8": ("runs", lambda good: good.replace(b"resnet", b"r\xe9snet")),
     "runs: long cell": ("runs", lambda good: good.replace(b"resnet", b"r" * 200_000)),

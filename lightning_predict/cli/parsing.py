@@ -55,7 +55,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "curve": "Show time, cost and efficiency over the number of GPUs.",
     "accuracy": "Show published steps like yours, with the errors of their predictions.",
     "plan": "Plan the jobs of a team on machines to rent.",
-    "simulate": "Simulate a plan with other times than predicted.",
     "gpus": "List GPUs, or show all data of one.",
     "offers": "List or refresh rental prices.",
     "measure": "Measure operations on this machine's GPU.",
@@ -94,8 +93,6 @@ def command_of(name: str) -> Command:
             from lightning_predict.cli.accuracy_commands import accuracy as command
         case "plan":
             from lightning_predict.planning.commands import plan as command
-        case "simulate":
-            from lightning_predict.planning.commands import simulate as command
         case "gpus":
             from lightning_predict.cli.catalogue_commands import gpus as command
         case "offers":

@@ -1,27 +1,63 @@
 """Simulated annealing over plans without moves, which finds changes of several jobs that only pay together.
 
-A list schedule gives each job a configuration, a place in the queue, and perhaps a job to wait for. A job starts when
-a machine is free for it, as in `FixedSchedule`. The cost of a list schedule of five jobs, at predicted times, takes
-about 50 microseconds, so thousands can be compared.
+A list schedule gives each waiting job a configuration, a place in the queue, and perhaps a job to wait for. A job
+starts when a machine is free for it, and running jobs stay. The cost of a list schedule of five jobs, at predicted
+times, takes about 50 microseconds, so thousands can be compared.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, NamedTuple
 
 from lightning_predict.base.units import hours_to_seconds
-from lightning_predict.planning.local_search import JobStage, JobStages
-from lightning_predict.planning.objective import expected_seconds, late_factors, machine_share
-from lightning_predict.planning.problem import Configuration, PlanningProblem, PlanState
+from lightning_predict.planning.objective import late_factors, machine_share, run_seconds, stay_seconds
+from lightning_predict.planning.problem import Configuration, Job, PlanningProblem, PlanState, RunningJobs
+from lightning_predict.planning.queues import serve_queue
 
-MOST_JOBS: Final = 40  # Maximum number of jobs to anneal. Time grows with the square of the number of jobs.
 COOLING: Final = (0.15, 0.003)  # Temperature at the start, relative to the cost, and at the end, relative to the start
-CHANGES: Final = (30_000, 200_000)  # Most list schedules to compare, and most list schedules times jobs
+CHANGES: Final = (30_000, 600_000)  # Most list schedules to compare, and most list schedules times jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedStart:
+    """Start of a job: as soon as a node is free, a job has ended, and a time has passed."""
+
+    configuration: Configuration
+    after: str | None = None  # Job whose end is awaited
+    earliest_seconds: float = 0.0  # Earliest start, the submission of another job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSchedule:
+    """Policy that starts waiting jobs in a given order, and never moves a running job."""
+
+    starts: Mapping[str, ListedStart]  # By name of the job, in the order in which waiting jobs start
+    shares_gpus: bool
+    name: str = "simulated annealing"
+
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
+        """Keep running jobs, and start waiting jobs while a node is free."""
+        jobs = {job.name: job for job in problem.jobs}
+        submitted = {name for name, job in jobs.items() if job.release_seconds <= situation.now_seconds}
+        return serve_queue(
+            [
+                jobs[name]
+                for name, start in self.starts.items()
+                if name not in situation.running
+                and start.earliest_seconds <= situation.now_seconds
+                and (start.after is None or start.after in submitted - situation.remaining.keys())
+            ],
+            lambda job: (self.starts[job.name].configuration,),
+            problem,
+            situation,
+            shares_gpus=self.shares_gpus,
+            method=self.name,
+        )
 
 
 class Option(NamedTuple):
@@ -42,32 +78,32 @@ class Entry(NamedTuple):
     submission: int = -1
 
 
-def annealed_stages(problem: PlanningProblem) -> JobStages | None:
-    """Return the cheapest list schedule that the search finds, as stages; None if it finds no plan."""
-    schedules = ListSchedules(problem)
-    schedule, usd = _annealed(schedules)
+def annealed_schedule(problem: PlanningProblem, since: PlanState | None) -> ListSchedule | None:
+    """Return the cheapest list schedule that the search finds from a state; None if it finds none."""
+    costs = ScheduleCosts(problem, since)
+    schedule, usd = _annealed(costs)
     if math.isinf(usd):
         return None
-    stages: dict[str, tuple[JobStage, ...]] = {}
+    starts = {}
     for job, option, after, submission in schedule:
-        stage = JobStage(configuration=schedules.configurations[job][option])
-        stage = stage if after < 0 else replace(stage, after=problem.jobs[after].name)
-        stage = stage if submission < 0 else replace(stage, earliest_seconds=problem.jobs[submission].release_seconds)
-        stages[problem.jobs[job].name] = (stage,)
-    return stages
+        start = ListedStart(configuration=costs.configurations[job][option])
+        start = start if after < 0 else replace(start, after=problem.jobs[after].name)
+        start = start if submission < 0 else replace(start, earliest_seconds=problem.jobs[submission].release_seconds)
+        starts[problem.jobs[job].name] = start
+    return ListSchedule(starts=starts, shares_gpus=problem.formulation.shares_gpus)
 
 
-def _annealed(schedules: ListSchedules) -> tuple[tuple[Entry, ...], float]:
+def _annealed(costs: ScheduleCosts) -> tuple[tuple[Entry, ...], float]:
     random = Random(0)
-    schedule = best = schedules.cheapest_alone()
-    usd = best_usd = schedules.usd(schedule)
+    schedule = best = costs.cheapest_alone()
+    usd = best_usd = costs.usd(schedule)
     first, last = COOLING
-    changes = min(CHANGES[0], CHANGES[1] // len(schedule))
+    changes = min(CHANGES[0], CHANGES[1] // len(schedule)) if schedule else 0
     for number in range(changes):
         temperature = first * best_usd * last ** (number / changes)
         most = usd - temperature * math.log(1 - random.random())
-        changed = _changed(schedule, schedules.options, random)
-        cost = schedules.usd(changed, most)
+        changed = _changed(schedule, costs.options, random)
+        cost = costs.usd(changed, most)
         if cost <= most:
             schedule, usd = changed, cost
             if usd < best_usd:
@@ -105,43 +141,67 @@ def _on_machine(entry: Entry, machine: int, options: Sequence[Sequence[Option]],
     return entry._replace(option=random.choice(there)) if there else entry
 
 
-class ListSchedules:
-    """Costs of the list schedules of a problem, at predicted times."""
+class ScheduleCosts:
+    """Costs of the list schedules of a problem from a state on, at predicted times."""
 
-    def __init__(self, problem: PlanningProblem) -> None:
+    def __init__(self, problem: PlanningProblem, since: PlanState | None = None) -> None:
+        begin = PlanState(now_seconds=0.0, remaining={}) if since is None else since
+        later = {job.name: 1.0 for job in problem.jobs if since is None or job.release_seconds > since.now_seconds}
+        begin = replace(begin, remaining={**later, **begin.remaining})
         self._prices = [machine.usd_per_hour / hours_to_seconds(1) for machine in problem.machines]
         self._sizes = [machine.num_gpus for machine in problem.machines]
         self._nodes = [machine.nodes for machine in problem.machines]
         self._kinds = [machine.kind for machine in problem.machines]
+        self._left = problem.limits.nodes
         self._quotas = {kind: problem.limits.quotas.get(kind, problem.limits.nodes) for kind in self._kinds}
-        self._limit = problem.limits.nodes
         self._releases = [job.release_seconds for job in problem.jobs]
         self._deadlines = [job.deadline_seconds for job in problem.jobs]
         self._late = [
             problem.tardiness_factor * job.tardiness_usd_per_hour / hours_to_seconds(1) for job in problem.jobs
         ]
-        self.configurations: list[list[Configuration]] = [sorted(job.seconds) for job in problem.jobs]
-        self.options = [_options(problem, index, own) for index, own in enumerate(self.configurations)]
+        self._ended = frozenset(index for index, job in enumerate(problem.jobs) if job.name not in begin.remaining)
+        self.configurations = [_configurations(job, problem, begin) for job in problem.jobs]
+        self.options = [
+            _options(job, own, problem, begin) for job, own in zip(problem.jobs, self.configurations, strict=True)
+        ]
+        self._begin = begin.now_seconds
+        self._rented: dict[int, tuple[int, int]] = {}  # machine type and free GPUs, by number of the rental
+        self._running: list[tuple[float, int, int, int]] = []  # end, job, number of the rental, GPUs
+        self._total = 0.0
+        for index, job in enumerate(problem.jobs):
+            if job.name in begin.running:
+                self._keep(index, begin.running[job.name].node, stay_seconds(job, problem, begin))
+
+    def _keep(self, job: int, node: int, seconds: float) -> None:
+        """Keep a running job on its node."""
+        machine, gpus, *_ = self.options[job][0]
+        number = -1 - node
+        if number not in self._rented:
+            self._rented[number] = machine, self._sizes[machine]
+            self._left -= self._nodes[machine]
+            self._quotas[self._kinds[machine]] -= self._nodes[machine]
+        self._rented[number] = machine, self._rented[number][1] - gpus
+        heapq.heappush(self._running, (self._begin + seconds, job, number, gpus))
 
     def cheapest_alone(self) -> tuple[Entry, ...]:
-        """Return the jobs by deadline, each on the option with the lowest price of its GPUs."""
+        """Return the waiting jobs by deadline, each on the option with the lowest price of its GPUs."""
 
         def usd(option: Option) -> float:
             return option.seconds * self._prices[option.machine] * option.gpus / self._sizes[option.machine]
 
-        jobs = sorted(range(len(self.options)), key=lambda job: (self._deadlines[job], job))
+        running = {job for _, job, *_ in self._running}
+        waiting = (job for job in range(len(self.options)) if job not in self._ended | running)
         return tuple(
             Entry(job, min(range(len(own)), key=lambda configuration: usd(own[configuration])))
-            for job in jobs
+            for job in sorted(waiting, key=lambda job: (self._deadlines[job], job))
             for own in [self.options[job]]
         )
 
     def usd(self, schedule: tuple[Entry, ...], most: float = math.inf) -> float:
         """Return the cost of machines and tardiness; infinite if it exceeds `most`, or if some jobs never start."""
-        rented: dict[int, tuple[int, int]] = {}  # machine type and free GPUs, by number of the rental
-        running: list[tuple[float, int, int, int]] = []
-        ended: set[int] = set()
-        left, quotas, total, rate, now, count = self._limit, dict(self._quotas), 0.0, 0.0, 0.0, 0
+        rented, running, ended = dict(self._rented), list(self._running), set(self._ended)
+        left, quotas, total, now, count = self._left, dict(self._quotas), 0.0, self._begin, 0
+        rate = sum(self._prices[machine] for machine, _ in rented.values())
         waiting: Sequence[Entry] = schedule
         releases = self._releases
         while True:
@@ -153,12 +213,12 @@ class ListSchedules:
                     still.append(entry)
                     continue
                 machine, gpus, seconds, late_seconds = self.options[job][choice]
-                number = -1
+                number = 0
                 room = self._sizes[machine] + 1
                 for rental, (own, free) in rented.items():
                     if own == machine and gpus <= free < room:
                         number, room = rental, free
-                if number < 0:
+                if not number:
                     nodes, kind = self._nodes[machine], self._kinds[machine]
                     if nodes > left or nodes > quotas[kind]:
                         still.append(entry)
@@ -194,21 +254,27 @@ class ListSchedules:
                     del rented[number]
 
 
-def _options(problem: PlanningProblem, index: int, configurations: list[Configuration]) -> list[Option]:
-    job = problem.jobs[index]
-    begin = PlanState(now_seconds=0.0, remaining={job.name: 1.0})
-    seconds, late = expected_seconds(job, problem, begin), late_factors(job, problem, begin)
+def _configurations(job: Job, problem: PlanningProblem, begin: PlanState) -> list[Configuration]:
+    """Return the configurations of a job; of a running job, or of a started one that must not migrate, the last."""
+    is_fixed = job.name in begin.running or (job.name in begin.started and not problem.formulation.migrates)
+    return [begin.started[job.name]] if is_fixed else sorted(job.seconds)
+
+
+def _options(
+    job: Job, configurations: Sequence[Configuration], problem: PlanningProblem, begin: PlanState
+) -> list[Option]:
+    if job.name not in begin.remaining:  # it has ended
+        return []
+    seconds, late = run_seconds(job, problem, begin), late_factors(job, problem, begin)
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
-    options = []
-    for configuration in configurations:
-        machine = problem.machines[machines[configuration.machine]]
-        gpus = round(machine_share(machine, configuration, problem.formulation) * machine.num_gpus)
-        options.append(
-            Option(
-                machines[configuration.machine],
-                gpus,
-                seconds[configuration],
-                seconds[configuration] * late[configuration],
-            )
+    return [
+        Option(
+            machine=number,
+            gpus=round(machine_share(machine, one, problem.formulation) * machine.num_gpus),
+            seconds=seconds[one],
+            late_seconds=seconds[one] * late[one],
         )
-    return options
+        for one in configurations
+        for number in [machines[one.machine]]
+        for machine in [problem.machines[number]]
+    ]

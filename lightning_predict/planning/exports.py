@@ -18,13 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightning_predict.base.checked import read_json
 from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.base.escaping import comment_line, one_line
 from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 from lightning_predict.planning.gantt_chart import gantt_page
 from lightning_predict.planning.problem import (
-    Configuration,
     Job,
     MachineType,
     Placement,
@@ -93,24 +91,6 @@ def plan_json(plan: Plan) -> str:
             "jobs": [asdict(outcome) for outcome in plan.outcomes],
         },
         indent=2,
-    )
-
-
-def read_plan(path: Path) -> tuple[Segment, ...]:
-    """Read the segments of a `plan.json`, as written by `plan_json`."""
-    return tuple(
-        Segment(
-            job=row.member("job").words(),
-            placement=Placement(
-                node=row.member("node").integer(),
-                configuration=Configuration(
-                    machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
-                ),
-            ),
-            start_seconds=float(row.member("start_seconds").any_number()),
-            end_seconds=float(row.member("end_seconds").any_number()),
-        )
-        for row in read_json(path, PlanningFormatError).member("segments").items(named=["job"])
     )
 
 

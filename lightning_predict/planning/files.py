@@ -1,10 +1,6 @@
-"""Reads planning problems from files: a YAML file of machines, limits and jobs. The jobs may be in a separate CSV file.
+"""Reads planning problems from YAML files of machines, limits and jobs.
 
 `docs/howto/plan-jobs.md` explains the keys, with examples. Times in the file are in hours and are converted to seconds.
-
-`jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
-machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
-checkpoint.
 
 For a job with a trace or past runs, times are predicted with intervals, on 1, 2, 4, ... GPUs of a machine. A run has
 the same number of samples on every configuration: on several GPUs, each processes as many samples per step as a single
@@ -17,11 +13,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lightning_predict.advice.batch_size import why_no_other_batch, with_samples
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.base.checked import Checked, File, read_csv, read_yaml, shown
+from lightning_predict.base.checked import Checked, read_yaml, shown
 from lightning_predict.base.errors import InvalidArgumentError, PlanningFormatError
 from lightning_predict.base.files import history_path
 from lightning_predict.base.interval import CONFIDENCE, Interval
@@ -221,8 +217,6 @@ _EXPORT_KEYS: Final = ("command", "checkpoint")
 _JOB_OPTIONAL: Final = _TRACE_KEYS.union(
     _RUN_KEYS, "hours trace runs release_hours tardiness_usd_per_hour".split(), _EXPORT_KEYS
 )
-_CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
-_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", *_EXPORT_KEYS})
 
 
 def read_problem(path: Path) -> PlanningProblem:
@@ -242,10 +236,10 @@ def read_problem(path: Path) -> PlanningProblem:
     for item in document.member("machines").items(named=["name"]):
         machines = (*machines, _machine(item, machines))
     assumptions = _assumptions(document, path.parent)
-    jobs = document.member("jobs")
-    rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
     problem = PlanningProblem(
-        jobs=tuple(_job(row, machines, path.parent, assumptions) for row in rows),
+        jobs=tuple(
+            _job(row, machines, path.parent, assumptions) for row in document.member("jobs").items(named=["name"])
+        ),
         machines=machines,
         limits=Limits(
             nodes=document.member("nodes").integer(minimum=1),
@@ -477,29 +471,3 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
             stated = hours_to_seconds(hours.any_number())
             seconds[configuration] = Interval(stated, stated, stated)
     return Times(seconds)
-
-
-def _csv_jobs(path: Path) -> list[Checked]:
-    """Return the jobs of a CSV file. All lines of a job must agree on its properties."""
-    try:
-        lines = list(read_csv(path, PlanningFormatError, name=path.name))
-    except OSError as error:
-        raise PlanningFormatError(f"{path} cannot be read: {error}") from error
-    jobs: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        row = replace(line, value={key: cell for key, cell in line.value.items() if cell != ""})
-        row.check_keys(_CSV_KEYS, _CSV_OPTIONAL_KEYS)
-        own: dict[str, Any] = {"name": row.member("name").words()}
-        for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
-            if row.has(key):
-                own[key] = row.member(key).parsed().any_number()
-        for key in _EXPORT_KEYS:
-            if row.has(key):
-                own[key] = row.member(key).words()
-        job = jobs.setdefault(own["name"], own | {"hours": {}})
-        if {key: value for key, value in job.items() if key != "hours"} != own:
-            raise row.error(f"gives job {own['name']!r} another deadline, release, weight or command than above.")
-        num_gpus = row.member("num_gpus").parsed().integer(minimum=1)
-        job["hours"].setdefault(row.member("machine").words(), {})[num_gpus] = row.member("hours").parsed().any_number()
-    file = File(path.name, PlanningFormatError)
-    return [Checked(job, file, f"jobs[{name!r}]") for name, job in jobs.items()]

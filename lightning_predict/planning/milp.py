@@ -49,8 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.planning.objective import Options, cheapest_usd, options_of, runs_alone
-from lightning_predict.planning.problem import Job, Placement, PlanningProblem, PlanState, RunningJobs, rental_usd
+from lightning_predict.planning.objective import Options, cheapest_usd, options_of
+from lightning_predict.planning.problem import Job, Placement, PlanningProblem, PlanState, RunningJobs
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
@@ -300,49 +300,6 @@ def _most_urgent(problem: PlanningProblem, situation: PlanState) -> tuple[Planni
 
 def _delay_usd(job: Job) -> float:
     return job.tardiness_usd_per_hour / job.fastest_seconds
-
-
-def least_usd_of_nodes(problem: PlanningProblem, periods: int = 60) -> float:
-    """Return a lower bound on the cost of any plan, by a linear program in which jobs wait for nodes.
-
-    A job is spread over periods. Its work takes at least the node time of the configuration that occupies least of a
-    machine, and the periods have `nodes` nodes. Nothing runs faster than a job on its fastest configuration, of p
-    seconds: the job ends p/2 after the mean time of its work, or later. Work counts from the start of its period.
-    """
-    check_scipy()
-    import scipy.sparse as sp
-    from scipy.optimize import linprog
-
-    jobs = problem.jobs
-    runs = [runs_alone(problem, job.seconds) for job in jobs]
-    node_seconds = np.array([min(busy for _, busy, _ in own) for own in runs])  # (J,)
-    usd = np.array([min(cost for _, _, cost in own) for own in runs])  # (J,)
-    fastest, release, deadline = np.array(
-        [(job.fastest_seconds, job.release_seconds, job.deadline_seconds) for job in jobs]
-    ).T
-    late = [rental_usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs]  # dollars a second
-    horizon = release.max() + node_seconds.sum() / problem.limits.nodes
-    starts = np.arange(periods) * horizon / periods
-    room = np.full(periods, problem.limits.nodes * horizon / periods)
-    room[-1] = node_seconds.sum()
-    count, empty = len(jobs), sp.coo_array((periods, len(jobs)))
-    one_job = sp.kron(sp.eye_array(count), np.ones((1, periods)))  # columns: jobs by periods, then tardiness
-    work_at = sp.block_diag([np.maximum(starts, begin)[np.newaxis] for begin in release])
-    solution = linprog(
-        np.concatenate([np.repeat(usd, periods), late]),
-        A_ub=sp.vstack(
-            [
-                sp.hstack([sp.kron(node_seconds[np.newaxis], sp.eye_array(periods)), empty]),
-                sp.hstack([work_at, -sp.eye_array(count)]),
-            ]
-        ),
-        b_ub=np.concatenate([room, deadline - fastest / 2]),
-        A_eq=sp.hstack([one_job, sp.coo_array((count, count))]),
-        b_eq=np.ones(count),
-        method="highs-ipm",  # a tenth of the time of the simplex method
-        bounds=[(0.0, None)] * (count * periods) + [(max(low, 0.0), None) for low in release + fastest - deadline],
-    )
-    return float(solution.fun) if solution.success else 0.0
 
 
 @contextmanager

@@ -7,7 +7,7 @@ configuration `(v, g)`, price `c_v` of a machine with `G_v` GPUs, deadline `d`, 
     machines now       c_v · h            for each rented machine
     afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
     tardiness          ρ · ω · max(0, now + q·t − d)             q: factor to meet deadlines with a given probability
-    postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      worst-case tardiness of a job that waits
+    postponed          ω · max(0, now + h + t_worst − d)      worst-case tardiness of a job that waits
     and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): cheapest later run of that job
     restarts (ours)    t includes m more restarts of duration r, if the job moves or is paused
 
@@ -124,18 +124,6 @@ def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Ma
     late = late_factor(job.high_factor, problem.probability)
     own = {item: late_factor(spread.high, problem.probability) for item, spread in job.spreads.items()}
     return {item: 1.0 if gpus[item.machine] in known else own.get(item, late) for item in job.seconds}
-
-
-def behind_share(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
-    """Return the share of the work that counts as done only if the predicted time is right.
-
-    If the job is slower than predicted, this work is still to be done. Without this share, a plan that moves a job late
-    in its run would treat the time until the move as certain.
-    """
-    share_done = situation.unproven.get(job.name, 0.0)
-    if not share_done:
-        return 0.0
-    return share_done * (1.0 - 1.0 / late_factors(job, problem, situation)[situation.started[job.name]])
 
 
 def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float:
@@ -278,17 +266,13 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     again = MOVES_TO_COME * np.array([restart_seconds(job, problem, situation) for job in jobs])  # (J,)
     seconds = _table([run_seconds(job, problem, situation) for job in jobs], configurations, math.nan)  # (J, K)
     doubt = _table([late_factors(job, problem, situation) for job in jobs], configurations, 1.0)  # (J, K)
-    whole = _table([expected_seconds(job, problem, situation) for job in jobs], configurations, math.nan)  # (J, K)
-    # Remaining work, if the job is also slower in the part that counts as done only by the prediction.
-    behind = np.array([behind_share(job, problem, situation) for job in jobs])  # (J,)
     stay, stay_rate, stays_late = np.full((3, len(jobs)), math.nan)
     for row, (job, place) in enumerate(zip(jobs, running, strict=True)):
         if place is not None:
             column = column_of[place.configuration]
             stay[row], stay_rate[row] = stay_seconds(job, problem, situation), job_rate[column]
-            end = now + (stay[row] + behind[row] * whole[row, column]) * doubt[row, column]
+            end = now + stay[row] * doubt[row, column]
             stays_late[row] = problem.tardiness_factor * tardiness_usd(job, end)
-    missing = (whole * doubt).T * behind  # (K, J)
     # The cost of a move is certain, but its benefit is not: it depends on the predicted speed of the other GPU.
     gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
     gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
@@ -301,13 +285,13 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
 
     paid = seconds * job_rate  # (J, K)
     later = job_rate * (np.maximum(0.0, seconds - horizon).T + again).T
-    end = now + ((seconds * doubt).T + missing + again).T
+    end = now + ((seconds * doubt).T + again).T
     cost_usd = later + problem.tardiness_factor * _tardiness_usd(jobs, end)
     no_start = np.isnan(seconds) | (runs & (problem.formulation.fixes_running_jobs | ~can_move))[:, np.newaxis]
     cost_usd, machine_usd = np.where(no_start, math.inf, cost_usd), np.where(no_start, math.inf, paid)
     cost_usd[_needless(cost_usd, machine_usd, machine_of)] = math.inf
     run_later = (1 + TIE) * (machine_rate * horizon + later)  # (J, K)
-    late = problem.postponement_factor * _tardiness_usd(jobs, horizon + end)
+    late = _tardiness_usd(jobs, horizon + end)
     is_cheapest = paid == np.nanmin(paid, axis=1, keepdims=True)
     postponed_usd = np.maximum(
         np.nanmin(run_later, axis=1) + np.nanmin(np.where(is_cheapest, late, math.nan), axis=1),

@@ -1,17 +1,17 @@
 """Planning policies by name, and the recommended plan: the cheapest after simulating each policy to the end.
 
 A decision looks ahead only to the next events. The best freedom (sharing, pausing, moving) and horizon depend on the
-jobs. With a busy queue, plans gain from shared machines and from moving jobs. A few long runs are cheaper without
-sharing or with a long horizon, because a shared machine is paid until its last job ends. All jobs are known, so each
-policy can be simulated quickly and compared. Among plans of almost equal cost, the one with the fewest moves is chosen.
-
-The recommended plan is then improved job by job (`local_search.py`), and so is a plan of `annealing.py`.
+jobs. With a busy queue, plans gain from shared machines and from moving jobs. A few long runs are cheaper with a long
+horizon, because a shared machine is paid until its last job ends. All jobs are known, so each policy can be simulated
+quickly and compared, also with the plans of `annealing.py`. Among plans of almost equal cost, the one with the fewest
+moves is chosen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -20,9 +20,8 @@ from typing import Final
 from lightning_predict.base.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.base.ties import NEGLIGIBLE, least
 from lightning_predict.base.units import seconds_to_hours
-from lightning_predict.planning.annealing import MOST_JOBS, annealed_stages
+from lightning_predict.planning.annealing import annealed_schedule
 from lightning_predict.planning.expected_cost import DRAWS, is_uncertain, plan_outlook, time_draws
-from lightning_predict.planning.local_search import improved_plan, simulated_stages, started_earlier
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import INTERVAL_PROBABILITY
 from lightning_predict.planning.problem import (
@@ -61,7 +60,8 @@ HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
 PREDICTED_TIMES: Final = 0.5  # Probability at which a deadline is checked against the predicted times themselves
 SAME_PROBABILITY: Final = 1 / DRAWS  # Probabilities within one draw count as equal
 MANY_JOBS: Final = 200  # Jobs above which a plan is the best of four instead of twenty: 1,000 take a minute
-HARD_DEADLINES: Final = 1000.0  # Factor on the weight of tardiness for candidates that keep deadlines at any price
+HARD_DEADLINES: Final = 1000.0  # Weight of tardiness for plans that keep deadlines at any price
+ONE_DECISION_SECONDS: Final = 1e9  # Time between decisions, if only a submission or the end of a job can change them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +71,10 @@ class PlanCandidate:
     policy: AbstractPolicy
     formulation: Formulation
     horizon_seconds: float | None  # Horizon of the policy. If None, the horizon is derived from the events.
-    tardiness: float = 1.0  # Factor on the problem's weight of tardiness
-    probability: float = 0.0  # Required probability of each deadline, if higher than the problem's probability
 
     def applied_to(self, problem: PlanningProblem) -> PlanningProblem:
         """Return the problem with the candidate's freedom and horizon."""
-        return replace(
-            problem,
-            formulation=self.formulation,
-            horizon_seconds=self.horizon_seconds,
-            tardiness_factor=self.tardiness * problem.tardiness_factor,
-            probability=max(self.probability, problem.probability),
-        )
+        return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
 
     @property
     def name(self) -> str:
@@ -92,8 +84,6 @@ class PlanCandidate:
             for allowed, words in (
                 (self.formulation.shares_gpus, "a machine a job"),
                 (self.formulation.preempts or self.formulation.migrates, "no moves"),
-                (self.tardiness == 1.0, "deadlines at any price"),
-                (not self.probability, "upper ends of times"),
                 (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
             )
             if not allowed
@@ -103,7 +93,7 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
-    """Return the planner with full, reduced and minimal freedom, and the queue rules; a queue rule alone if named."""
+    """Return the planner with and without moves, and the queue rules; a queue rule alone if named."""
     most, own = problem.formulation, problem.horizon_seconds
     planner = policy(method)
     if planner in QUEUE_RULES:
@@ -116,13 +106,8 @@ def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ..
     horizons = (own, *(factor * typical for factor in HORIZON_FACTORS))
     ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
     ways += [(replace(formulation, shares_gpus=False), own) for formulation in (most, least)]
-    freedoms = tuple(dict.fromkeys((most, least)))
-    late = freedoms if any(is_uncertain(job) for job in problem.jobs) else ()
-    hard = freedoms if problem.probability > PREDICTED_TIMES else ()
     return (
         *(PlanCandidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
-        *(PlanCandidate(planner, formulation, own, probability=INTERVAL_PROBABILITY) for formulation in late),
-        *(PlanCandidate(planner, formulation, own, HARD_DEADLINES) for formulation in hard),
         *(PlanCandidate(rule, most, own) for rule in rules),
     )
 
@@ -148,40 +133,40 @@ def cheapest_plan(
         MissingDependencyError: The method is `milp`, and SciPy is not installed.
     """
     check_problem(problem)
-    plans, draws = [], time_draws(problem, since)
+    outlook = partial(plan_outlook, problem=problem, draws=time_draws(problem, since))
+    plans = []
     for candidate in candidates(problem, method):
         try:
             plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
         except InfeasiblePlanError:  # the budget was spent before all jobs had started
             plan = None
         if plan is not None:
-            plans.append(replace(plan, policy=candidate.name, outlook=plan_outlook(plan, problem, draws)))
+            plans.append(replace(plan, policy=candidate.name, outlook=outlook(plan)))
         if on_candidate is not None:
             on_candidate()
-    spent = 0.0 if since is None else since.spent_usd
-    if policy(method) in QUEUE_RULES or len(problem.jobs) > MANY_JOBS:
-        return _cheapest(problem, plans, spent_usd=spent)
-    outlook = partial(plan_outlook, problem=problem, draws=draws)
-    may_anneal = since is None and len(problem.jobs) <= MOST_JOBS
-    annealed = annealed_plans(problem, outlook) if may_anneal else []
-    best = _cheapest(problem, _affordable(problem, plans, spent_usd=spent) or [*plans, *annealed], spent_usd=spent)
-    starts = [best]
-    if len(best.segments) > len(best.outcomes):  # a plan without moves may be improved further
-        still = [plan for plan in plans if len(plan.segments) == len(plan.outcomes)]
-        starts += [least(still, _usd)] if still else []
-    improved = [improved_plan(start, problem, since=since, outlook=outlook) for start in starts]
-    every = [*plans, *annealed, *(plan for plan in improved if plan is not None)]
-    return started_earlier(_cheapest(problem, every, spent_usd=spent), problem, since=since, outlook=outlook)
+    if policy(method) not in QUEUE_RULES and len(problem.jobs) <= MANY_JOBS:
+        plans += _annealed_plans(problem, since, outlook)
+    return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
 
 
-def annealed_plans(problem: PlanningProblem, outlook: Callable[[Plan], PlanOutlook]) -> list[Plan]:
-    """Return the plan that simulated annealing finds, and the plan with changes of one job that improve it, if any."""
-    stages = annealed_stages(problem)
-    plan = None if stages is None else simulated_stages(stages, problem, None, outlook)
-    if plan is None:
-        return []
-    improved = improved_plan(plan, problem, since=None, outlook=outlook, stages=stages)
-    return [plan] if improved is None else [plan, improved]
+def _annealed_plans(
+    problem: PlanningProblem, since: PlanState | None, outlook: Callable[[Plan], PlanOutlook]
+) -> list[Plan]:
+    """Return plans of simulated annealing: by predicted times, by their upper ends, and with deadlines at any price."""
+    ways = [(1.0, problem.probability)]
+    if any(map(is_uncertain, problem.jobs)):
+        ways.append((1.0, INTERVAL_PROBABILITY))
+    if problem.probability > PREDICTED_TIMES:
+        ways.append((HARD_DEADLINES, problem.probability))
+    plans = []
+    for factor, probability in ways:
+        own = replace(problem, tardiness_factor=factor, probability=probability, period_seconds=ONE_DECISION_SECONDS)
+        schedule = annealed_schedule(own, since)
+        if schedule is not None:
+            with suppress(InfeasiblePlanError):
+                plan = simulate(own, schedule, since=since)
+                plans.append(replace(plan, outlook=outlook(plan)))
+    return plans
 
 
 def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:

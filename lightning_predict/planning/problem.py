@@ -126,7 +126,6 @@ class PlanningProblem:
     formulation: Formulation = Formulation()  # What the planner may do with jobs
     period_seconds: float = 300.0  # Maximum time between two decisions (H)
     tardiness_factor: float = 1.0  # Weight of tardiness relative to the cost of machines (ρ)
-    postponement_factor: float = 1.0  # Weight of the worst-case tardiness of postponed jobs (ρ̂)
     # Time that a job loses when it moves or resumes. The time includes writing and reading a checkpoint and starting a
     # process.
     restart_seconds: float = RESTART_SECONDS
@@ -164,9 +163,6 @@ class PlanState:
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
     # Part of the measured time that is outside the steps, by job: waits for data, validation, checkpoints
     overhead_seconds: Mapping[str, float] = field(default_factory=dict)
-    # Share of the work that is done at this moment only if the predicted times are right, by job. Only simulated future
-    # states have such work.
-    unproven: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0  # Money spent on machines so far
     mean_gap_seconds: float | None = None  # Mean time between two decisions so far, at most the period; None before
 

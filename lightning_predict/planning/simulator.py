@@ -239,7 +239,6 @@ class _Simulation:
                 },
                 measured={name: dict(self.measured[name]) for name in sorted(self.measured.keys() & self.remaining)},
                 overhead_seconds={} if self.since is None else self.since.overhead_seconds,
-                unproven=self._unproven(),
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),
             )
@@ -257,14 +256,6 @@ class _Simulation:
                 if wanted is not None:
                     lost = self.problem.restart_seconds if name in self.started else 0.0
                     self._start(name, wanted, lost_seconds=lost)
-
-    def _unproven(self) -> Mapping[str, float]:
-        """Return the share of each job's work that counts as done only by the prediction; empty with actual times."""
-        if self.actual_seconds is not None:
-            return {}
-        begun = {} if self.since is None else self.since.remaining
-        done = {name: begun.get(name, 1.0) - left for name, left in sorted(self.remaining.items())}
-        return {name: share for name, share in done.items() if share > 0}
 
     def plan(self) -> Plan:
         """Return the resulting plan."""

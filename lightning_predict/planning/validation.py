@@ -160,7 +160,7 @@ def _check_settings(problem: PlanningProblem) -> None:
         0.5 <= problem.probability < 1,
         f"probability={problem.probability}; expected at least 0.5 (times as predicted) and less than 1.",
     )
-    for name in ("tardiness_factor", "postponement_factor", "restart_seconds"):
+    for name in ("tardiness_factor", "restart_seconds"):
         value = getattr(problem, name)
         _expect(_is_amount(value), f"{name}={value}; expected a number of 0 or more.")
 

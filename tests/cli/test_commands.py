@@ -409,11 +409,7 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
     assert "There is no policy 'best'" in run("plan", jobs, "--method", "best").err
 
 
-def test_simulate_without_a_plan_and_quantization_without_lora_are_refused(run: Run, tmp_path: Path) -> None:
-    ran = run("simulate", tmp_path / "study.yaml")
-    assert ran.code == 2
-    assert "name it with --replay plan/plan.json." in ran.err
-    assert "python -m benchmarks.planning STUDY.yaml, in a clone" in ran.err
+def test_quantization_without_lora_is_refused(run: Run) -> None:
     ran = run("predict", "hf:Qwen/Qwen2.5-7B", "--length", "128", "--quantization", "nf4")
     assert (ran.code, ran.out) == (2, "")
     assert "error: --quantization needs LoRA, because layers in 4 bits are frozen: add --lora 16." in ran.err

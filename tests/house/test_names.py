@@ -12,7 +12,7 @@ SAME_MEANING = {  # Names that two modules define on purpose, in one meaning
     # A type variable stands for its bound type; each module declares its own.
     *("Batch", "Parameters", "Result", "Value", "Default"),
     # A command of the command line, and the function that it calls.
-    *("advise", "measure", "predict", "simulate"),
+    *("advise", "measure", "predict"),
     # Whether a step trains, from a trace or its work.
     "has_backward",
 }

@@ -1,7 +1,6 @@
 import importlib.util
 import json
 import re
-import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -63,19 +62,6 @@ def test_plan_of_many_jobs_prints_its_lower_bound(
     assert "No plan costs less than $5.25, a gap of at most 12%." in out
 
 
-def test_lower_bound_of_a_queue_rule_needs_no_scipy_and_may_be_zero(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_predict.planning.commands.MANY_JOBS", 0)
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert main(["plan", str(written(tmp_path, DOCUMENT)), "--method", "edf"]) == 0
-    # The bound without waiting for nodes: 2 h until the deadline, as above.
-    assert "No plan costs less than $5.25, a gap of at most 12%." in " ".join(capsys.readouterr().out.split())
-    free = [machine | {"usd_per_hour": 0} for machine in DOCUMENT["machines"]]
-    assert main(["plan", str(written(tmp_path, DOCUMENT | {"machines": free})), "--method", "edf"]) == 0
-    assert "No plan costs less than $0, a gap of at most 0%." in " ".join(capsys.readouterr().out.split())
-
-
 def test_plan_without_a_folder_writes_nothing_and_an_error_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,27 +104,3 @@ def test_online_planning_example_starts_only_new_jobs(tmp_path: Path) -> None:
         ("node-0-g5.12xlarge", "ranking.yaml"),
         ("node-1-g5.12xlarge", "urgent.yaml"),
     ]  # speech runs all the time
-
-
-def test_a_plan_is_replayed_against_other_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = written(tmp_path, DOCUMENT | {"formulation": {"preempts": False, "migrates": False}})
-    assert main(["plan", str(jobs), "--output", str(tmp_path / "out")]) == 0
-    capsys.readouterr()
-    words = ["simulate", str(jobs), "--replay", str(tmp_path / "out" / "plan.json")]
-    assert main([*words, "--off", "1,2.5"]) == 0
-    out = capsys.readouterr().out
-    # a takes an hour of large, due in two: in time as predicted, half an hour late at 2.5 times; $6 an hour and a
-    # quarter of an hour until the machine is given back.
-    rows = [line.split() for line in out.splitlines()[2:4]]
-    assert rows[0] == ["1.00", "$7.50", "$0", "$7.50", "100", "%", "none", "0"]
-    assert rows[1] == ["2.50", "$16.50", "$0.50", "$17.00", "0", "%", "none", "0"]
-    assert out.endswith("a misses its deadline at 2.50.\n")
-    assert main([*words, "--off", "much"]) == 2
-    assert "--off much is no list of factors; expected for example 0.8,1,1.5." in capsys.readouterr().err
-    assert main(["simulate", str(jobs), "--off", "2"]) == 2
-    assert "name it with --replay plan/plan.json." in capsys.readouterr().err
-    assert main([*words, "--off", "1.5", "--again", "2", "--json"]) == 0
-    (replanned,) = json.loads(capsys.readouterr().out)["replays"]
-    assert [job["lost_seconds"] for job in replanned["jobs"]] == [0.0]
-    assert main(["simulate", str(jobs), "--again", "1"]) == 2
-    assert "simulate carries out a plan: name it with --replay plan/plan.json." in capsys.readouterr().err

@@ -69,21 +69,6 @@ def test_moves_are_not_free_unless_the_file_says_so_and_a_machine_can_be_an_offe
     assert machine.usd_per_hour in {item.usd_per_hour for item in same if item.date == max(row.date for row in same)}
 
 
-def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
-    (tmp_path / "jobs.csv").write_text(
-        "name,machine,num_gpus,hours,deadline_hours,tardiness_usd_per_hour,command\n"
-        "a,small,1,4,2,3,\n"
-        "a,large,4,1,2,3,\n"
-        "b,small,1,2,3,,python b.py\n",
-        encoding="utf-8",
-    )
-    problem = read_problem(written(tmp_path, DOCUMENT | {"jobs": "jobs.csv"}))
-    assert [job.name for job in problem.jobs] == ["a", "b"]
-    assert problem.jobs[0].seconds == {on("small", 1): 4 * HOUR, on("large", 4): HOUR}
-    assert problem.jobs[0].tardiness_usd_per_hour == 3.0
-    assert (problem.jobs[1].tardiness_usd_per_hour, problem.jobs[1].command) == (1.0, "python b.py")
-
-
 @pytest.mark.parametrize(
     ("document", "words"),
     [
@@ -137,30 +122,12 @@ def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
             DOCUMENT | {"jobs": [JOB | {"hours": {"small": 4}}]},
             "jobs.yaml, line 4: jobs['a'].hours.small is 4; expected an object of keys and values.",
         ),
-        (DOCUMENT | {"jobs": "missing.csv"}, "missing.csv cannot be read"),
+        (DOCUMENT | {"jobs": "jobs.csv"}, "jobs is 'jobs.csv'; expected an array."),
     ],
 )
 def test_malformed_files_say_where(tmp_path: Path, document: object, words: str) -> None:
     with pytest.raises(PlanningFormatError, match=re.escape(words)):
         read_problem(written(tmp_path, document))
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (
-            "a,small,1,4,2\na,large,4,1,3",
-            "jobs.csv, line 3 gives job 'a' another deadline, release, weight or command than above.",
-        ),
-        ("a,small,half,4,2", "jobs.csv, line 2: num_gpus is 'half'; expected an integer of at least 1."),
-        ("a,small,1.5,4,2", "jobs.csv, line 2: num_gpus is 1.5; expected an integer of at least 1."),
-        ("a,small,1,,2", "line 2: hours is missing"),
-    ],
-)
-def test_malformed_lines_say_which(tmp_path: Path, lines: str, words: str) -> None:
-    (tmp_path / "jobs.csv").write_text(f"name,machine,num_gpus,hours,deadline_hours\n{lines}\n", encoding="utf-8")
-    with pytest.raises(PlanningFormatError, match=re.escape(words)):
-        read_problem(written(tmp_path, DOCUMENT | {"jobs": "jobs.csv"}))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from lightning_predict.planning.objective import (
     ELSEWHERE,
     HORIZON_GAPS,
     HORIZON_RESTARTS,
-    behind_share,
     horizon_seconds,
     interruption_factor,
     late_factor,
@@ -35,10 +34,9 @@ def test_cells_and_waiting_cost_their_share_after_the_horizon_and_tardiness() ->
     # a: on large for the horizon 6 $, on small 1 $ + 3 $ = 4 $: the cheapest is 4 $. On small (slower and cheaper, so
     # worth renting) it would end at 1 h + 4 h, 3 h late: 9 $. b: 1 $ + 1 $, ends at 3 h, in time.
     assert options.postponed_usd == pytest.approx([4.0 * 1.001 + 9.0, 2.0 * 1.001])
-    problem = replace(HOURLY, tardiness_factor=2.0, postponement_factor=0.5)
+    problem = replace(HOURLY, tardiness_factor=2.0)
     options = options_of(problem, at_start(problem))
     assert options.cost_usd[0, 1] == pytest.approx(3.0 + 2 * 6.0)
-    assert options.postponed_usd[0] == pytest.approx(4.0 * 1.001 + 4.5)
 
 
 def test_unshared_machines_are_paid_in_full_and_useless_gpus_are_no_option() -> None:
@@ -164,27 +162,3 @@ def test_move_to_another_gpu_must_pay_at_the_upper_end_unless_measured() -> None
     assert options.machine_usd[0, large] == pytest.approx(6.0)
     seen = replace(running, measured={"a": {on("large", 4): HOUR}})
     assert options_of(problem, seen).machine_usd[0, large] == pytest.approx(3.0)
-
-
-def test_work_that_is_done_only_in_a_plan_may_take_longer_too() -> None:
-    # a takes 4 h of small, at 95 % twice as long. The plan has it half done; at that pace a quarter of it is.
-    slow = replace(TWO_JOBS.jobs[0], high_factor=2.0, deadline_seconds=4 * HOUR)
-    problem = replace(HOURLY, jobs=(slow,), probability=0.95)
-    place = Placement(node=0, configuration=on("small", 1))
-    situation = PlanState(
-        now_seconds=2 * HOUR, remaining={"a": 0.5}, running={"a": place}, started={"a": on("small", 1)}
-    )
-    planned = replace(situation, unproven={"a": 0.5})
-    assert behind_share(slow, problem, situation) == 0.0
-    assert behind_share(slow, problem, planned) == pytest.approx(0.25)
-    # Seen to be half done, it ends at 2 h + 2 * 2 h, 2 h late at $3; planned, at 2 h + 0.75 * 8 h, 4 h late. After the
-    # first hour it pays another one.
-    assert options_of(problem, situation).stay_usd == pytest.approx([1.0 + 2 * 3.0])
-    assert options_of(problem, planned).stay_usd == pytest.approx([1.0 + 4 * 3.0])
-    # On large 1 h is 2 h at that end: seen, a would end at 3 h; planned, at 2 h + 0.75 * 2 h, still in time.
-    in_time = options_of(problem, planned).cost_usd[0, 0]
-    late = options_of(replace(problem, jobs=(replace(slow, deadline_seconds=3.25 * HOUR),)), planned).cost_usd[0, 0]
-    assert late - in_time == pytest.approx(0.25 * 3.0)
-    # Measured times have no uncertainty.
-    known = replace(planned, measured={"a": {on("small", 1): 4 * HOUR}})
-    assert behind_share(slow, problem, known) == 0.0

@@ -90,7 +90,7 @@ def test_malformed_problem_error_has_given_and_expected_values(problem: Planning
         check_problem(problem)
 
 
-@pytest.mark.parametrize("name", ["tardiness_factor", "postponement_factor", "restart_seconds"])
+@pytest.mark.parametrize("name", ["tardiness_factor", "restart_seconds"])
 def test_settings_below_zero_are_refused(name: str) -> None:
     change: Mapping[str, Any] = {name: -1.0}
     with pytest.raises(InvalidArgumentError, match=f"{name}=-1.0; expected a number of 0 or more"):
