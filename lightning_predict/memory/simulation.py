@@ -26,7 +26,10 @@ from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, storages_and_batch
 from lightning_predict.record.torch_releases import MULTI_TENSOR, frees_gradients, updates_one_by_one
 from lightning_predict.record.trace import TensorInfo, Trace, backward_ends
-from lightning_predict.timeline.simulation import STEADY_STEPS
+
+STEPS: Final = 3
+"""Number of simulated steps. The second step starts with the optimizer state, and the third step starts with the
+fragmentation that a complete step leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +284,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks) -> SimulatedStep:
     storages, events, allocate, free = blocks.storages, blocks.events, allocator.allocate, allocator.free
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
-    for step in range(STEADY_STEPS):  # the second has the optimizer state, the third the fragmentation of a whole step
+    for step in range(STEPS):
         # Variables of the training loop hold the previous batch until the next batch exists.
         batch, before = _allocate_all(allocator, blocks.batch), batch
         _free_all(allocator, before)
