@@ -86,21 +86,41 @@ def test_accumulated_batches_and_two_optimizers_are_one_step() -> None:
     assert device_seconds(trace) == pytest.approx(device_seconds(recorded()), rel=0.01)
 
 
-def test_tensor_parallel_ranks_keep_activations_of_one_accumulated_batch() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "most"),
+    [
+        # The gradients of a later batch, 1.7 million x 4 bytes, are beside the sums; activations have 300 MiB.
+        ("tensor=2", 1.1),
+        ("pipeline=2", 1.1),
+    ],
+)
+def test_own_loop_over_batches_is_predicted_as_accumulation(strategy: str, most: float) -> None:
     with torch.device("meta"):
         model, tokens = Gpt(GptConfig(layers=2, hidden=256, heads=4, vocabulary=64, context=256)), torch.zeros(32, 256)
 
-    def allocated(batches: int) -> float:
+    def predicted(batches: int, words: str) -> lp.Prediction:
         def step() -> None:
             for _ in range(batches):
                 model(tokens.long()).sum().backward()
 
-        trace = lp.capture(step, warmup_steps=0)
+        trace = lp.capture(step, warmup_steps=0, samples_per_step=32 * batches)
         assert trace.batches == batches
-        return lp.predict(trace, ["2x" + GPU], strategy="tensor=2").items_in_order[0].memory.allocated.middle
+        return lp.predict(trace, ["2x" + GPU], strategy=words).items_in_order[0]
 
-    # The parameters' gradients of a later batch, 1.7 million x 4 bytes, are beside the sums; activations have 300 MiB.
-    assert allocated(4) < 1.1 * allocated(1)
+    single, looped = predicted(1, strategy), predicted(4, strategy)
+    assert looped.memory.allocated.middle < most * single.memory.allocated.middle
+    accumulated = predicted(1, f"{strategy},accumulate=4")
+    assert looped.iteration_seconds == pytest.approx(accumulated.iteration_seconds, rel=0.02)
+
+
+def test_recomputation_and_accumulation_leave_host_as_recorded() -> None:
+    with torch.device("meta"):
+        model, tokens = Gpt(GptConfig(layers=2, hidden=256, heads=4, vocabulary=64, context=256)), torch.zeros(4, 256)
+    trace = lp.capture(lambda: model(tokens.long()).sum().backward(), warmup_steps=0)
+    for words, times in (("recompute=full", 1), ("accumulate=2", 2)):
+        alone = lp.predict(trace, [GPU], strategy=words.partition("accumulate")[0] or "ddp").items_in_order[0]
+        ranks = lp.predict(trace, ["8x" + GPU], strategy=words).items_in_order[0]
+        assert ranks.host_seconds == pytest.approx(times * alone.host_seconds, rel=0.02)
 
 
 def test_bfloat16_on_a_gpu_without_it_is_predicted_as_emulated_with_a_note() -> None:

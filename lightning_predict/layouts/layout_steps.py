@@ -126,8 +126,8 @@ class MultiGpuStep:
         return self._models_of_blocks[needs_blocks]
 
     def host(self, strategy: Strategy) -> HostModel:
-        """Return the host model of each GPU. A framework that splits the step over GPUs makes the host slower."""
-        if strategy.runs_whole_model or self.trace.has_measured_kernels:
+        """Return the host model of each GPU. A framework that splits the model over GPUs makes the host slower."""
+        if (strategy.batch_parallel == 1 and strategy.expert == 1) or self.trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * OVERLAP_COSTS.framework_host)
 
@@ -172,7 +172,8 @@ class MultiGpuStep:
             [float(stage.seconds[1]) for stage in paces],
             pace.stage.micro_batches,
             virtual=strategy.virtual,
-            idle=bubble_ratio(strategy, float(pace.stage.weight_share[row])),
+            # A stage waits for one of the recorded batches, whose time all of them have
+            idle=bubble_ratio(strategy, float(pace.stage.weight_share[row])) / self.trace.batches,
         )
         before = list[OverlappedStep]()
         # A pipeline keeps gathered parameters. Without a pipeline, each micro-batch gathers parameters again.

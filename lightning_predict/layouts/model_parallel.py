@@ -141,7 +141,7 @@ def model_stages(
                 ),
                 stream_bytes=stream / micro_batches,
                 micro_batches=micro_batches * strategy.accumulate,
-                notes=tuple(_notes(timed, strategy, micro_batches)),
+                notes=tuple(_notes(timed, strategy, micro_batches, trace.batches)),
             )
         )
     return tuple(stages)
@@ -291,7 +291,7 @@ _AGAIN: Final[Mapping[Recompute, str]] = {  # Description of each kind of recomp
 }
 
 
-def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:
+def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int, batches: int) -> Iterator[str]:
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
@@ -328,7 +328,8 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
         yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
     if strategy.pipeline > 1:
         idle = (strategy.pipeline - 1) / strategy.virtual
-        bubble = 100 * idle / (idle + micro_batches * strategy.accumulate)
+        all_micro_batches = micro_batches * strategy.accumulate * batches
+        bubble = 100 * idle / (idle + all_micro_batches)
         idle_words = f"{bubble:.0f}" if bubble >= 0.5 else "less than 1"
         each = f"{strategy.pipeline} stages"
         if strategy.virtual > 1:
@@ -340,8 +341,8 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
             "others for the slowest",
             "zero_bubble": "gradients of weights where a stage would wait",
         }[strategy.schedule]
-        if strategy.accumulate > 1:
-            yield f"{each} work through {micro_batches * strategy.accumulate} micro-batches, {order}."
+        if all_micro_batches > micro_batches:
+            yield f"{each} work through {all_micro_batches} micro-batches, {order}."
         else:
             cut = f"split the recorded batch into {micro_batches} micro-batches"
             yield f"{each} {'process the recorded batch at once' if micro_batches == 1 else cut}, {order}."
