@@ -50,6 +50,7 @@ from lightning_predict.kernels.roofline import TENSOR_ALIGNMENT
 from lightning_predict.kernels.translation import is_complex, translate
 from lightning_predict.record.operand_strides import CHANNELS_LAST, FIRST_TRANSPOSED, IMAGES_AT, SECOND_TRANSPOSED
 from lightning_predict.record.signatures import DRAWS_MASKS, FUSED
+from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
 
 STATISTICS: Final = "triton::statistics"  # Reduction part of a norm, whose results are known only at its end
@@ -109,7 +110,7 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
-    region_of = _region_of if by_blocks else lambda _: None
+    region_of = (lambda one: list_member_of(one.module)) if by_blocks else lambda _: None
     operations = tuple(_with_gradients(_in_regions(trace.operations) if by_blocks else trace.operations))
     if by_library and not keeps_inputs:  # Transformer Engine's norms are kernels of their own, which no sums join
         operations = tuple(_outside(one) if one.name in ROW_NORMS else one for one in operations)
@@ -117,7 +118,8 @@ def fused(trace: Trace, *, by_library: bool = False, by_blocks: bool = False, ke
     is_last = not by_library and _prefers_channels_last(operations)
     operations = tuple(_strided_rows(operations)) if is_last else operations
     operations = operations if by_library else tuple(map(_with_pool_gradient, operations))
-    operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations))))
+    is_online = by_library or (release_of(trace.software) or ONLINE_SOFTMAX) >= ONLINE_SOFTMAX
+    operations = tuple(_with_comparisons(_split_norms(_split_softmaxes(operations, is_online=is_online))))
     operations = rematerialised(
         operations,
         is_fusible=partial(_is_pointwise, trace=trace),
@@ -192,19 +194,27 @@ def _with_masks_of_bytes(operations: Iterable[Operation], masks: Set[int | None]
         yield operation
 
 
-def _split_softmaxes(operations: Iterable[Operation]) -> Iterator[Operation]:
+ONLINE_SOFTMAX: Final = (2, 7)  # First release in which one pass over long rows finds their maxima and sums
+STRIDED: Final = "strided_rows"  # Argument of a softmax along a dimension of which the elements lie apart
+
+
+def _split_softmaxes(operations: Iterable[Operation], *, is_online: bool) -> Iterator[Operation]:
     """Split each softmax into the sums of its rows and a normalisation, which the backward pass may run again."""
     operations = tuple(operations)
     unused = unused_ids(operations)
     for operation in operations:
         is_softmax = operation.phase != "optimizer" and operation.name in (*_SOFTMAXES, _LOSS_GRADIENT)
-        is_long = is_softmax and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL
+        is_long = is_softmax and (operation.arguments.get(STRIDED) or _row_length(operation) > LONGEST_ROW_IN_A_KERNEL)
         if not is_softmax or operation.arguments.get(OUTSIDE):
             yield operation
         elif operation.name in _SOFTMAXES and operation.outputs and operation.outputs[0].id is not None:
             data, *_ = operation.inputs
             sums = TensorInfo((data.elements // max(_row_length(operation), 1),), "float32", id=next(unused))
-            yield replace(operation, name=STATISTICS if is_long else ROW_STATISTICS, inputs=(data,), outputs=(sums,))
+            read: tuple[TensorInfo, ...] = (data,)
+            if is_long and not is_online:
+                read = (data, replace(sums, id=next(unused)))
+                yield replace(operation, name=STATISTICS, inputs=(data,), outputs=read[1:])
+            yield replace(operation, name=STATISTICS if is_long else ROW_STATISTICS, inputs=read, outputs=(sums,))
             yield replace(operation, name=NORMALISATION, inputs=(data, sums))
         elif operation.name == _LOSS_GRADIENT and is_long:
             yield replace(operation, name=NORMALISATION)
@@ -327,10 +337,6 @@ def list_member_of(module: str | None) -> str | None:
     """Return the member of a module list that contains a module; None outside lists."""
     block = None if module is None else _BLOCK.match(module)
     return None if block is None else block.group(1)
-
-
-def _region_of(operation: Operation) -> str | None:
-    return list_member_of(operation.module)
 
 
 def _in_regions(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -513,21 +519,15 @@ def _convolution_flops(convolution: Operation) -> float:
 
 
 def _strided_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Split each softmax along a spatial dimension of channels-last images into three passes: maximum, sum, result."""
+    """Mark each softmax along a spatial dimension of channels-last images, whose rows no kernel keeps."""
     laid: set[int | None] = set()
-    unused = unused_ids(operations)
     for operation in operations:
         follows = not is_free(operation) and any(tensor.id in laid for tensor in operation.inputs)
         if follows or _convolves_images(operation):
             laid |= {tensor.id for tensor in operation.outputs if len(tensor.shape) == len("NCHW")}
         if follows and operation.name in _SOFTMAXES and int(operation.arguments.get("dim", -1)) % len("NCHW") > 1:
-            (data, *_), (result, *_) = operation.inputs, operation.outputs
-            sums = replace(data, shape=data.shape[:-1], id=next(unused))
-            yield replace(operation, name=STATISTICS, inputs=(data,), outputs=(sums,))
-            yield replace(operation, name=STATISTICS, inputs=(data, sums), outputs=(sums,))
-            yield replace(operation, name=NORMALISATION, inputs=(data, sums), outputs=(result,))
-        else:
-            yield operation
+            operation = replace(operation, arguments={**operation.arguments, STRIDED: True})
+        yield operation
 
 
 _SOFTMAXES: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
