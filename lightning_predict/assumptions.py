@@ -47,8 +47,8 @@ class Assumptions:
             `fsdp,tensor=8` (see `layouts/strategy.py`). On a single GPU, only the option `accumulate` has an
             effect.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
-        weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
-            a cache folder, or offline mode. None uses the configured address, the cache, and the package's weights.
+        weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource`. None uses the
+            configured address, the cache, and the package's weights.
         offers: Offers to take prices from; None uses the offers of the package.
         usd_per_hour: Your own price of one GPU, for all GPUs or by name. Your price takes precedence over the offers.
         history: Earlier runs. Runs of the same model on the same GPU correct the prediction (see `run/history.py`).

@@ -24,7 +24,6 @@ from lightning_predict.base.files import CACHE_VARIABLE
 URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
 VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)  # Variables that decide which weights are found
-DEADLINE_SECONDS: Final = 20.0  # Default time limit in seconds for all downloads together
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Address:
     @property
     def shown(self) -> str:
         """The address without parts that may be secret: user, password and query."""
-        return shown_url(self.parts)
+        return urlunsplit((self.parts.scheme, self.parts.netloc.rpartition("@")[2], self.parts.path, "", ""))
 
     def of(self, name: str) -> str:
         """Return the address of a file in the folder."""
@@ -45,19 +44,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
-    """Search path, download address and cache for weights."""
+    """Search path and download address for weights."""
 
     path: str | None = None  # A weights file, or a folder of weights files; takes precedence over the other places
     url: str | None = None  # Address of a folder with a manifest; None uses `LIGHTNING_PREDICT_WEIGHTS_URL`
-    cache_dir: str | None = None  # Folder for downloads; None: `LIGHTNING_PREDICT_CACHE` or the platform's cache folder
     offline: bool = False  # Whether to avoid the network, even if an address is configured
-    allow_http: bool = False  # Whether to allow unencrypted addresses, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does
-    deadline_seconds: float = DEADLINE_SECONDS  # Time limit for all downloads together
 
     @property
-    def address(self) -> Address:
-        """The parsed `url`."""
-        return address_of(self.url, allow_http=self.allow_http)
+    def address(self) -> Address | None:
+        """The parsed `url`, or that of the environment; None if there is none, or offline."""
+        url = self.url or os.environ.get(URL_VARIABLE)
+        return address_of(url) if url and not self.offline else None
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
@@ -65,59 +62,39 @@ AnyWeights = str | PathLike[str] | WeightsSource | None
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:
-    """Convert a `weights` argument to a WeightsSource."""
+    """Convert a `weights` argument to a WeightsSource, and check its address."""
     if weights is None:
         return WeightsSource()
-    if isinstance(weights, WeightsSource):
-        if weights.url is not None:
-            _ = weights.address
-        return weights
-    if not isinstance(weights, str | PathLike):
-        raise InvalidArgumentError(f"weights={shown(weights)} is not a file, a folder, an address or a WeightsSource.")
-    text = fspath(weights)
-    if text.split("://", 1)[0].lower() in ("http", "https"):
-        source = WeightsSource(url=text)
-        _ = source.address
-        return source
-    return WeightsSource(path=text)
+    source = weights
+    if not isinstance(source, WeightsSource):
+        if not isinstance(source, str | PathLike):
+            raise InvalidArgumentError(f"weights={shown(source)} is not a file, a folder, an address or WeightsSource.")
+        text = fspath(source)
+        is_address = text.split("://", 1)[0].lower() in ("http", "https")
+        source = WeightsSource(url=text) if is_address else WeightsSource(path=text)
+    if source.url is not None:
+        address_of(source.url)
+    return source
 
 
-def address_of(
-    url: object,
-    *,
-    allow_http: bool = False,
-    what: str = "Weights address",
-    expected: str = "the folder that holds manifest.json",
-) -> Address:
-    """Parse and check an address.
-
-    `what` and `expected` are words of error messages.
-    """
+def address_of(url: str) -> Address:
+    """Parse and check an address: https, or http of this machine, or any if the environment allows it."""
     try:
-        if not isinstance(url, str):
-            raise ValueError("no text")
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise InvalidArgumentError(f"{what} {shown(url)} is not usable; expected https://..., {expected}.") from None
+        is_usable = False
     if not is_usable:
         raise InvalidArgumentError(
-            f"{what} {shown_url(parts)!r} is not usable; expected https://... (or http://... of this machine), "
-            f"{expected}."
+            "The address of weights is not usable; expected https://..., the folder that holds manifest.json."
         )
-    is_allowed = allow_http or os.environ.get(HTTP_VARIABLE) == "1"
-    if parts.scheme == "http" and not is_allowed and not _is_loopback(parts.hostname or ""):
+    address = Address(parts._replace(path=parts.path.rstrip("/"), fragment=""))
+    if parts.scheme == "http" and os.environ.get(HTTP_VARIABLE) != "1" and not _is_loopback(parts.hostname or ""):
         raise InvalidArgumentError(
-            f"{what} {shown_url(parts)!r} is not encrypted, so the download could be changed on its way. Give its "
-            f"https:// address, or allow it with allow_http=True or {HTTP_VARIABLE}=1."
+            f"The address of weights {address.shown!r} is not encrypted, so the download could be changed on its way. "
+            f"Give its https:// address, or allow it with {HTTP_VARIABLE}=1."
         )
-    return Address(parts._replace(path=parts.path.rstrip("/"), fragment=""))
-
-
-def shown_url(parts: SplitResult) -> str:
-    """Return an address for messages, without user, password, query and fragment."""
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+    return address
 
 
 def _is_loopback(host: str) -> bool:

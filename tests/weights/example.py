@@ -21,8 +21,6 @@ from lightning_predict.weights.files import (
 )
 from lightning_predict.weights.records import GpuWeights, Layer, NetworkWeights
 
-GPUS = ("T4", "L4", "L40S")  # GPUs whose weights are published for several processes at once
-
 
 def network(family: str = "toy", *, inputs: int = 3, members: int = 2, bias: float = 0.0) -> NetworkWeights:
     """Two layers of width 4; constant weights, so that a test can tell files apart by `bias`."""
