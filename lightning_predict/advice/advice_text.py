@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.base.answers import TEXT_WIDTH
-from lightning_predict.base.errors import MissingDependencyError
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import NOTICEABLE, ordered
@@ -21,7 +19,7 @@ from lightning_predict.reports.ranking import rank, too_short, with_article
 from lightning_predict.reports.table_notes import MAX_NOTES
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 """Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no
@@ -150,24 +148,6 @@ class Advice(Mapping[str, EvaluatedChange]):
     def to_json(self) -> str:
         """Return all values as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with one row per change, indexed by name.
-
-        Raises:
-            MissingDependencyError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
-        rows = []
-        for change in self.changes:
-            row = change.as_dict()
-            del row["gains"], row["simulated_gains"]
-            ends = (math.nan,) * 3 if change.gain is None else (change.gain.low, change.gain.middle, change.gain.high)
-            rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
-        return pd.DataFrame(rows).set_index("name")
 
 
 def _as_json(value: Any) -> JsonValue:

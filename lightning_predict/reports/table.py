@@ -11,7 +11,7 @@ The heading describes the predictions. Rows, columns and notes come from `table_
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,6 @@ from lightning_predict.reports.table_rows import TableLine, lines_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 _UNKNOWN: Final = "unknown"
 
@@ -37,16 +36,8 @@ def plain_table(
     predictions: AbstractPredictions, *, columns: Collection[str] = (), verbose: bool = False, notes: Sequence[str] = ()
 ) -> str:
     """Return the table and its footnotes as aligned text of at most 120 columns, without colours."""
-    predictions = predictions if verbose else predictions.shown()
-    shown = grid(predictions, TEXT_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
-    header_lines = max(column.header.count("\n") for column in shown.columns)
-    headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
-    rule = ["-" * width for width in shown.widths]
-    heading = () if predictions.heading is None else (*_wrapped(predictions.heading, TEXT_WIDTH), "")
-    lines = [line for row in (headers, rule, *shown.rows) for line in _aligned(row, shown)]
-    texts = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
-    below = [line for note in texts for line in _wrapped(note, TEXT_WIDTH)]
-    return terminal_text("\n".join([*heading, *lines, *(("", *below) if below else ())]))
+    lines = _lines(predictions, TEXT_WIDTH, columns=columns, verbose=verbose, notes=notes)
+    return terminal_text("\n".join(text for text, _ in lines))
 
 
 def print_table(
@@ -61,25 +52,41 @@ def print_table(
     from rich.console import Console
     from rich.text import Text
 
-    predictions = predictions if verbose else predictions.shown()
     if console is None:
         console = Console()
         if not (console.is_terminal or console.is_jupyter):
             console.width = TEXT_WIDTH
+    lines = _lines(predictions, console.width, columns=columns, verbose=verbose, notes=notes)
     if console.options.ascii_only:  # without a Unicode encoding, printing an unsupported character would raise an error
-        text = ascii_text(plain_table(predictions, columns=columns, verbose=verbose, notes=notes))
+        text = ascii_text(terminal_text("\n".join(text for text, _ in lines)))
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
-        return
-    shown = grid(predictions, console.width, columns=columns, verbose=verbose, fold=not verbose)
+    else:  # Text objects, so that rich does not parse markup in names and notes
+        console.print(Text("\n").join(Text(text, style) for text, style in lines), soft_wrap=True)
+
+
+def _lines(
+    predictions: AbstractPredictions, width: int, *, columns: Collection[str], verbose: bool, notes: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a table, each with its style on a terminal: GPUs without enough memory are dimmed."""
+    predictions = predictions if verbose else predictions.shown()
+    shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
     if predictions.heading is not None:
-        console.print(Text("\n".join(_wrapped(predictions.heading, console.width)), style="bold"))
-        console.print()
-    console.print(_rich_table(predictions, shown))
+        yield from ((text, "bold") for text in (*_wrapped(predictions.heading, width), ""))
+    header_lines = max(column.header.count("\n") for column in shown.columns)
+    headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
+    rule = ["-" * own for own in shown.widths]
+    styles = [
+        "bold"
+        if isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
+        else ("dim" if isinstance(line, Prediction) and line.fits is False else "")
+        for line in shown.lines
+    ]
+    for row, style in zip((headers, rule, *shown.rows), ("bold", "", *styles), strict=True):
+        yield from ((text, style) for text in _aligned(row, shown))
     below = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
     if below:
-        console.print()
-    for note in below:
-        console.print(Text("\n".join(_wrapped(note, console.width)), style="dim"))
+        yield "", ""
+    yield from ((text, "dim") for note in below for text in _wrapped(note, width))
 
 
 def grid(
@@ -174,23 +181,6 @@ def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
-    """Return the table for rich: the machine in use in bold, GPUs without enough memory dimmed."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-    for column in shown.columns:
-        table.add_column(Text(column.header), justify=column.justify, no_wrap=True)
-    for line, row in zip(shown.lines, shown.rows, strict=True):
-        is_in_use = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
-        style = "bold" if is_in_use else ("dim" if isinstance(line, Prediction) and line.fits is False else None)
-        # Text objects, so that rich does not parse markup in names and notes.
-        table.add_row(*(Text(text) for text in row), style=style)
-    return table
 
 
 def markdown_table(
