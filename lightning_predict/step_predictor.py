@@ -363,11 +363,11 @@ def _learnt(
     """Return the correction from earlier runs for each GPU; None without matching runs."""
     if not history:
         return [None] * len(steps)
-    from lightning_predict.run.history import correction_for, fingerprint_of, model_fingerprint_of
+    from lightning_predict.run.history import correction_for, fingerprint_of
 
-    fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
+    fingerprint = fingerprint_of(trace)
     return [
-        correction_for(history, fingerprint, step, model=model, samples=trace.samples)
+        correction_for(history, fingerprint, step)
         if origin is None or step.gpu != origin.name or not trace.measured_steps
         else None
         for step in steps

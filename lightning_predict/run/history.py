@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 RUNS_THAT_COUNT: Final = 10  # A correction is the median over at most this number of latest runs of a model on a GPU
 MAX_HISTORY_BYTES: Final = 16 << 20  # Maximum number of bytes to read, about 20,000 runs. More would delay a hook.
-MAX_EXTRAPOLATION: Final = 2.0  # Step times are extrapolated to batch sizes up to this factor beyond earlier ones
 
 
 SHORTEST_STEP_SECONDS: Final = 1e-6  # Shortest step of a line that is not damaged: a single launch takes longer
@@ -70,7 +69,6 @@ class Correction:
     step: float  # Factor on the step time; 1 if the step was measured in this run
     run: float  # Factor on the run time, for effects outside a step (throttling, pauses); 1 without such effects
     runs: int  # Number of earlier runs that the factors are derived from
-    batch_sizes: tuple[int, ...] = ()  # Batch sizes of the earlier runs, if interpolated; otherwise empty
     run_spread: float = 1.0  # Factor between `run` and either end of its 90 % interval
 
     def note(self, gpu: str) -> str:
@@ -78,9 +76,7 @@ class Correction:
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
         is_step = self.run == 1.0
         what, factor = ("step is", self.step) if is_step else ("total of every GPU is", self.run)
-        sizes = ", ".join(map(str, self.batch_sizes))
-        where = f"on {gpu}" + (f" (interpolated from batches of {sizes} samples)" if sizes else "")
-        return f"The {what} corrected by a factor of {factor:.2f}, from {runs} of this model {where}."
+        return f"The {what} corrected by a factor of {factor:.2f}, from {runs} of this model on {gpu}."
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -152,27 +148,13 @@ def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
     return (source,) if source.exists() else ()
 
 
-def correction_for(
-    records: Sequence[HistoryRecord],
-    fingerprint: str,
-    step: StepPrediction,
-    *,
-    model: str | None = None,
-    samples: int | None = None,
-) -> Correction | None:
-    """Return a correction from earlier runs of the same model on the step's layout; None without such runs.
-
-    Runs of exactly this step are preferred. Otherwise, the step time is interpolated between runs at two or more other
-    batch sizes, or extrapolated by at most `MAX_EXTRAPOLATION`. `model` is a fingerprint of `model_fingerprint_of`.
-    """
-    there = [record for record in records if record.layout == step.gpu]
-    alike = [record for record in there if record.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
-    if alike:
-        factor = statistics.median(record.step_seconds for record in alike) / step.seconds
-        return Correction(step=factor, run=1.0, runs=len(alike))
-    if model is None or samples is None:
+def correction_for(records: Sequence[HistoryRecord], fingerprint: str, step: StepPrediction) -> Correction | None:
+    """Return a correction from earlier runs of exactly this step on its layout; None without such runs."""
+    alike = [record for record in records if (record.layout, record.fingerprint) == (step.gpu, fingerprint)]
+    if not (latest := alike[-RUNS_THAT_COUNT:]):
         return None
-    return _between_batch_sizes([record for record in there if record.model == model], step, samples)
+    factor = statistics.median(record.step_seconds for record in latest) / step.seconds
+    return Correction(step=factor, run=1.0, runs=len(latest))
 
 
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
@@ -192,23 +174,6 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
 
     run = math.exp(statistics.median(ratios))
     return Correction(step=1.0, run=run, runs=len(plausible), run_spread=spread_of_mean(ratios))
-
-
-def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
-    """Return a correction by a line through other batch sizes; None with fewer than two, or too far away."""
-    times: dict[int, list[float]] = {}
-    for record in records:
-        if record.samples is not None:
-            times.setdefault(record.samples, []).append(record.step_seconds)
-    if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
-        return None
-    medians = {size: statistics.median(steps[-RUNS_THAT_COUNT:]) for size, steps in sorted(times.items())}
-    line = statistics.linear_regression(list(medians), list(medians.values()))
-    seconds = line.intercept + line.slope * samples if line.slope > 0 else statistics.fmean(medians.values())
-    if seconds <= 0:
-        return None
-    runs = sum(len(steps[-RUNS_THAT_COUNT:]) for steps in times.values())
-    return Correction(step=seconds / step.seconds, run=1.0, runs=runs, batch_sizes=tuple(medians))
 
 
 _SECONDS: Final = ("step_seconds", "predicted_seconds", "actual_seconds")
