@@ -32,8 +32,6 @@ from lightning_predict.kernels.operations import OperationShape, translator_of
 from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
     ROLL_CYCLES,
-    SECTOR_BYTES,
-    SECTOR_CYCLES,
     SINGLE_LOAD_CYCLES,
     VECTORIZED,
     limited_transfer,
@@ -253,15 +251,11 @@ def _narrows(operation: Operation) -> bool:
 
 
 def _cycles_an_element(operation: Operation) -> float:
-    """Return SM cycles per element if elements are loaded singly, including the element's share of a sector."""
+    """Return SM cycles per element if elements are loaded singly."""
     if operation.name == ROLL:
         return ROLL_CYCLES
-    beside = operation.arguments.get(CONTIGUOUS_ELEMENTS)
-    if not isinstance(beside, int) or beside < 1:
-        return SINGLE_LOAD_CYCLES
-    size = DTYPE_BYTES.get(operation.inputs[-1].dtype, 4) if operation.inputs else 4
-    of_sectors = SECTOR_CYCLES * size / min(beside * size, SECTOR_BYTES)
-    return max(JOINED_LOAD_CYCLES if operation.name in REARRANGED else SINGLE_LOAD_CYCLES, of_sectors)
+    is_joined = operation.name in REARRANGED and CONTIGUOUS_ELEMENTS in operation.arguments
+    return JOINED_LOAD_CYCLES if is_joined else SINGLE_LOAD_CYCLES
 
 
 def crosses_host_link(operation: Operation) -> bool:

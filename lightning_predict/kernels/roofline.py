@@ -12,8 +12,8 @@ square matmuls (`Gpu.measured_flops_per_second`). Without published measurements
 
     rate = P · s / sqrt(1 + (e · P / W)²)
 
-P is the peak at the highest clock, and s the share of P that tensor cores or CUDA cores reach without a power limit. W
-is the board's power in watts, and e is the number of watts per unit of P below which power becomes the limit.
+P is the peak at the highest clock, and s the share of P that CUDA cores reach without a power limit; tensor cores reach
+1. W is the board's power in watts, and e is the number of watts per unit of P below which power becomes the limit.
 
 Two further limits apply (`minimum_latencies`, `OperationSpec.latency`): the issue of instructions, for kernels that
 compute indices, and the latency of blocks that wait for their loads, for few rows.
@@ -27,7 +27,7 @@ Example::
     >>> round(float(seconds[0, 0]) * 1e6)
     629
     >>> [round(sustained_flops(gpu(name), "float16") / 1e12) for name in ("A10", "RTX-A5000", "RTX-3070-Ti")]
-    [82, 94, 44]
+    [84, 94, 45]
     >>> serial = limited_transfer(4, 4, 0, blocks=1, block_cycles=1.755e6)  # on one of 132 multiprocessors
     >>> round(float(minimum_latencies([serial], [gpu("H100-PCIe-80GB")])[0, 0]) * 1e3, 3)
     1.0
@@ -148,7 +148,6 @@ DELIVERED_SHARE: Final = 0.9  # Share of the memory bandwidth that kernels with 
 # --- Rates that large products sustain
 
 OVERCLOCKED_SHARE: Final = 0.9  # Sustained clock over highest clock
-TENSOR_SHARE: Final = 0.98  # Share of the peak that tensor cores reach
 
 LANES_SHARE: Final = 0.85
 """Share of the float32 peak that CUDA cores reach if there are 64 per multiprocessor, or on chips before Volta."""
@@ -188,7 +187,7 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
         return measured
     is_wide = gpu.cores_per_multiprocessor >= 128 and gpu.generation.has_tensor_cores
     lanes_share = WIDE_LANES_SHARE if is_wide else LANES_SHARE
-    share = lanes_share if dtype == "float32" else TENSOR_SHARE
+    share = lanes_share if dtype == "float32" else 1.0
     if gpu.overclock > 1:
         share *= OVERCLOCKED_SHARE
     return gpu.peak_flops_per_second[dtype] * gpu.overclock * share / math.hypot(1.0, _drawn_power(gpu, dtype))
@@ -255,8 +254,7 @@ SINGLE_LOAD_CYCLES: Final = 0.77
 """Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands."""
 JOINED_LOAD_CYCLES: Final = 1.25  # The same for a concatenation of other than contiguous rows: two indices an element
 ROLL_CYCLES: Final = 2.5  # The same for `roll`, which divides the index of an element once per dimension, in 64 bits
-SECTOR_BYTES: Final = 32  # Minimum bytes of a memory access, if each access is for one element (a transposing copy)
-SECTOR_CYCLES: Final = 2.1  # Cycles of a multiprocessor to load `SECTOR_BYTES` from L2, for one element each
+SECTOR_BYTES: Final = 32  # Minimum bytes of a memory access
 
 WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
 """TF32 FLOPs per clock and multiprocessor with the instructions of Ampere; in 16 bits, twice as many."""

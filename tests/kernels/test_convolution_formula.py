@@ -99,15 +99,12 @@ def test_depthwise_filters_of_four_bytes_wait_for_each_tap_with_channels_last(op
     assert half < seconds / 10  # cuDNN has kernels for these
 
 
-def test_small_squares_of_four_bytes_take_as_long_as_their_traffic_and_few_channels_waste_a_tile() -> None:
-    """KernelBench's modules 82 and 83 on the H100-PCIe: 1.4 and 27 ms compiled, with the copies of their images."""
+def test_small_squares_of_four_bytes_take_as_long_as_their_traffic() -> None:
+    """KernelBench's module 82 on the H100-PCIe: 1.4 ms compiled, with the copies of its images."""
     where = [one.name for one in GPUS].index("H100-PCIe-80GB")
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 512, "groups": 64, "channels_last": 1}
     square = by_formula(operation_shape("conv2d", "tf32", kernel_size=3, **words))[where, 0]
     assert square == pytest.approx(1.4e-3, rel=0.25)
-    words |= {"batch": 64, "in_channels": 8, "out_channels": 8, "groups": 8}
-    row = by_formula(operation_shape("conv2d", "tf32", kernel_height=3, kernel_width=1, **words))[where, 0]
-    assert 27e-3 / 2 <= row <= 27e-3  # an eighth of a tile
 
 
 @settings(max_examples=25, deadline=None)
@@ -118,10 +115,10 @@ def test_channels_last_is_never_slower_without_groups(item: OperationShape) -> N
     assert (last <= first).all()
 
 
-def grouped(operation: str, width: int, *, channels_last: int, taps: int = 3) -> OperationShape:
+def grouped(operation: str, width: int, *, channels_last: int) -> OperationShape:
     channels = 16 * width
     shape = {"batch": 64, "in_channels": channels, "out_channels": channels, "image_size": 28}
-    shape |= {"kernel_size": taps, "padding": taps // 2, "groups": 16 if width > 1 else channels}
+    shape |= {"kernel_size": 3, "padding": 1, "groups": 16}
     return operation_shape(operation, "float16", channels_last=channels_last, **shape)
 
 
@@ -151,15 +148,10 @@ def test_groups_without_kernels_are_copied_and_float64_has_its_own_rate() -> Non
     assert (by_formula(item)[:, 0] > least)[~np.isnan(least)].all()
 
 
-def test_groups_with_kernels_gain_channels_last_and_large_depthwise_filters_lose() -> None:
+def test_groups_with_kernels_gain_channels_last() -> None:
     for half in PASSES:
         first, last = (by_formula(grouped(half, 8, channels_last=each))[GPUS.index(gpu("RTX-3090"))] for each in (0, 1))
         assert last < first
-    # ConvMixers of 9 x 9 run at half their speed channels last, filters of 7 x 7 gain (RTX 3090, torch 2.4).
-    place = GPUS.index(gpu("RTX-3090"))
-    for taps, gains in ((7, True), (9, False)):
-        first, last = (by_formula(grouped("conv2d", 1, channels_last=each, taps=taps))[place] for each in (0, 1))
-        assert bool(last < first) is gains
 
 
 @pytest.mark.parametrize(
@@ -401,14 +393,7 @@ def test_a_transposed_volume_stays_one() -> None:
     ]
 
 
-def test_large_first_filters_and_gradients_with_gaps_are_slower() -> None:
-    """3 channels of 11 x 11 take 1.7 to 1.8 times the formula on the H100-PCIe and L40S (KernelBench)."""
-    words = {"batch": 256, "in_channels": 3, "out_channels": 96, "image_size": 224, "stride": 4, "padding": 2}
-    large, small = (by_formula(operation_shape("conv2d", "tf32", kernel_size=taps, **words))[:, 0] for taps in (11, 9))
-    names = [one.name for one in GPUS]
-    for name in ("H100-PCIe-80GB", "L40S"):
-        place = names.index(name)
-        assert 121 / 81 < large[place] / small[place] < 1.7 * 121 / 81  # more than taps alone say
+def test_gradients_with_gaps_are_slower() -> None:
     words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 64, "kernel_size": 3, "stride": 2}
     plain, gaps = (
         by_formula(operation_shape("conv2d_backward_input", "tf32", dilation=dilation, padding=dilation, **words))[:, 0]

@@ -159,14 +159,11 @@ def test_a_fourier_transform_has_five_n_log_n(step: Callable[[], Any], flops: fl
     assert flops_of(shapes) == pytest.approx(flops)
 
 
-def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
+def test_sorts_pass_over_their_keys_again_and_again() -> None:
     (long,) = shapes_of(lambda: torch.sort(meta(10**6)), units=("vector",))
     assert long == operation_shape("sort", "float32", rows=1, cols=10**6)
     # Four passes of 8 bits, each reads and writes a key of 4 bytes and its place of 8.
     assert float(batch_shapes([long]).bytes_moved[0]) == 4 * 2 * 12 * 10**6
-    (short,) = shapes_of(lambda: torch.argsort(meta(1000, 64)), units=("vector",))
-    # In one block: the keys read, keys and places written.
-    assert short.dims[:2] == (4.0 * 64000, (4 + 8.0) * 64000)
     (chosen,) = shapes_of(lambda: torch.topk(meta(10, 5000), 3), units=("vector",))
     assert chosen == operation_shape("topk", "float32", rows=10, cols=5000)
 

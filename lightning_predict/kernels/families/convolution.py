@@ -260,17 +260,12 @@ LOAD_TIME_RATIO: Final = 0.00015
 FEED_FROM_SHARED_MEMORY: Final = 0.00005
 """The same on Hopper in 16 bits, whose matrix units read tiles from shared memory while the next tiles are copied."""
 
-FEED_THROUGH_REGISTERS: Final = 0.00035  # The same before compute capability 8.0: copies pass through registers
-FLOAT64_SHARE: Final = 0.2  # Share of the lanes' float64 peak of convolutions, on GPUs with float64 at half of float32
 OVERLAP: Final = 2.0  # Exponent of the norm that combines compute and memory time
 BANDWIDTH_SHARE: Final = 0.85  # Share of the bandwidth that convolutions and layout conversions reach
 WEIGHT_GRADIENT: Final = 1.3  # Time of the weight gradient over its FLOPs' time, due to the summation of parts
 
 GROUPED_GRADIENT: Final = 2.0
 """Time of the input gradient of grouped, strided convolutions over its FLOPs' time and the product of the strides."""
-
-LARGE_FILTER: Final = 100
-FIRST_LAYER: Final = 1.7  # Time with fewer than `TENSOR_ALIGNMENT` channels under large filters, over padded channels
 
 PLACING_INSTRUCTIONS: Final = 200.0
 """Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap."""
@@ -304,9 +299,6 @@ for the width of a group: it copies images and results to groups of 32 channels 
 PLACING_CYCLES_ON_HOPPER: Final = 2.0
 """The same in Hopper's forward pass, unless all groups together fill one tile of 128 channels at most."""
 
-LARGEST_FILTER_LAST: Final = 7  # Side of the largest filter for which channels-last depthwise kernels are fast
-LARGE_FILTER_TAPS: Final = 45.0  # Instructions per tap for larger filters
-
 GROUPED_LAST_GRADIENT: Final = 0.028
 """Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
 128 channels per group."""
@@ -316,7 +308,6 @@ SINGLE: Final = frozenset({"float32", "tf32", "float64"})
 
 Other filters use cuDNN's general kernel."""
 
-TILED_CHANNELS: Final = 64  # Channels per tile of the general kernel
 TAP_WAIT_SECONDS: Final = 1.05e-06  # Time of a resident thread for one tap of one output in the general kernel
 
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
@@ -325,10 +316,6 @@ VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backwa
 On the L40S, the H100-PCIe and the T4, a transposed volume of 16 channels takes as long from 3 as from 32 channels."""
 
 VOLUME_GRADIENT: Final = 1.5  # Time of a volume's input gradient over the time of its matmuls
-
-STRIDED_ON_LANES: Final = 2.0
-"""Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
-all (8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +406,11 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     flops = 2 * work.groups * work.rows * work.cols * work.depth  # (shapes,)
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     padded = np.where(is_served, 0.0, (work.images + work.outputs) * _padded(width, 32))
-    is_slow = gpu.generation.has_warp_group_matmul & (work.groups * width > 2 * TILED_CHANNELS) & (not work.backward)
+    is_slow = (
+        gpu.generation.has_warp_group_matmul
+        & (work.groups * width > max(columns for _, columns in MATRIX_TILES))
+        & (not work.backward)
+    )
     padding = np.where(is_slow, PLACING_CYCLES_ON_HOPPER, PLACING_CYCLES) * padded / issue_rate(gpu)
     if work.backward == "_backward_input":
         flops = flops * work.strides  # the gradient of a strided convolution computes all positions
@@ -430,34 +421,27 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
         tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
     waste = np.ceil(width / tile) * tile / width
     in_groups = np.where(is_served | work.is_depthwise, 0.0, flops * waste / rate + padding)
-    is_large = work.is_depthwise & (work.taps > LARGEST_FILTER_LAST**2)
-    depthwise = np.where(is_large, work.single_outputs * work.taps * LARGE_FILTER_TAPS / _lanes_rate(gpu), 0.0)
-    return np.where(work.is_channels_last & (work.groups > 1), in_groups + depthwise, 0.0)
+    return np.where(work.is_channels_last & (work.groups > 1), in_groups, 0.0)
 
 
 def _by_matmuls(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
     """Return the time of implicit matmuls of merged groups, including layout conversions."""
     compute = _matmuls(work, gpu, merged)
     if work.backward == "_backward_input":
-        compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
+        compute = compute * _of_positions(work)
     elif work.backward == "_backward_weight":
         compute = compute * WEIGHT_GRADIENT
-    is_first = (work.groups == 1) & (work.channels < TENSOR_ALIGNMENT) & (work.taps > LARGE_FILTER)
-    compute = compute * np.where(is_first & (work.dtype in ON_MATRIX_UNITS), FIRST_LAYER, 1.0)
     overlap = 1.0 if work.is_volume else OVERLAP
     return (compute**overlap + memory**overlap) ** (1 / overlap) + _conversions(work, gpu)
 
 
 def _of_positions(work: ConvolutionWork) -> Array:
-    is_grouped = work.groups > 1
+    """Return the time of an input gradient over its FLOPs' time: grouped or dilated ones compute all positions."""
+    is_strided, is_grouped = work.strides > 1, work.groups > 1
+    if work.is_volume:
+        return VOLUME_GRADIENT * np.where(is_strided & is_grouped, work.strides, 1.0)
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
-    return np.where((work.strides > 1) & (work.is_dilated | is_grouped), all_positions, 1.0)
-
-
-def _of_volumes(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Return the time of a volume's input gradient over its FLOPs' time. Grouped gradients compute all positions."""
-    all_positions = np.where(work.groups > 1, work.strides, 1.0) if _has_units(work, gpu) else STRIDED_ON_LANES
-    return VOLUME_GRADIENT * np.where(work.strides > 1, all_positions, 1.0)
+    return np.where(is_strided & (work.is_dilated | is_grouped), all_positions, 1.0)
 
 
 def _has_units(work: ConvolutionWork, gpu: Gpu) -> bool:
@@ -480,13 +464,11 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     elif is_padded:
         depth = depth * work.padding
     rate = sustained_flops(gpu, work.dtype) if has_units else WIDE_LANES_SHARE * (gpu.peak(work.dtype) or single)
-    if work.dtype == "float64":  # cuDNN uses no tensor cores for it, and its kernels do not fill lanes at half the rate
-        lanes = gpu.lanes_peak("float64")
-        rate = (FLOAT64_SHARE if lanes > single / 4 else WIDE_LANES_SHARE) * lanes
+    if work.dtype == "float64":  # cuDNN uses no tensor cores for it
+        rate = WIDE_LANES_SHARE * gpu.lanes_peak("float64")
     multiprocessors = gpu.streaming_multiprocessors
-    per_flop = LOAD_TIME_RATIO if gpu.compute_capability >= (8, 0) else FEED_THROUGH_REGISTERS
-    if gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2:
-        per_flop = FEED_FROM_SHARED_MEMORY
+    is_fed = gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2
+    per_flop = FEED_FROM_SHARED_MEMORY if is_fed else LOAD_TIME_RATIO
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
@@ -529,8 +511,7 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
     is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
     is_general = work.is_channels_last & (work.dtype in SINGLE) & ~is_square
-    tiles = np.ceil(work.groups / TILED_CHANNELS) * TILED_CHANNELS / work.groups
-    waits = np.where(is_general, work.single_outputs * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
+    waits = np.where(is_general, work.single_outputs * work.taps * TAP_WAIT_SECONDS / threads, 0.0)
     longest = np.maximum(np.maximum(instructions / _lanes_rate(gpu), waits), memory)
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 

@@ -112,17 +112,13 @@ VECTOR: Final = NetworkSpec(
 )
 
 
-def as_transfer(times: float = 1.0) -> Surrogate:
-    """Make a surrogate from bytes alone: half of the traffic counts as read, half as written.
-
-    Args:
-        times: Measured time relative to such a transfer.
-    """
+def as_transfer() -> Surrogate:
+    """Make a surrogate from bytes alone: half of the traffic counts as read, half as written."""
 
     def parts(shape: OperationShape) -> tuple[CountedShape, ...]:
         batch = batch_shapes([shape])
         half = float(batch.bytes_moved[0]) / 2
-        return (CountedShape(times, OperationShape("transfer", "float32", (half, half, float(batch.flops[0])))),)
+        return (CountedShape(1.0, OperationShape("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
     return Surrogate(parts)
 

@@ -47,13 +47,12 @@ from lightning_predict.record.trace import Flags, Operation, TensorInfo
 BACKWARD_RATIO: Final = 2.2  # Time of the backward pass over the forward pass of PyTorch's norm kernels
 
 NORM_WAIT_CYCLES: Final = 3.7
-NORM_THREADS: Final = 128  # Cycles for an element of a row that a block of layer norm passes twice, and its threads
+BLOCK_THREADS: Final = 128
+"""Cycles for an element of a row that a block of layer norm passes twice; threads of such a block, and of one that adds
+the rows of a matrix."""
 
-STREAMED_COLUMNS: Final = 1024
-STREAMED_RATIO: Final = 1.1
-"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio, as rms_norm does."""
-
-LONGEST_ROW_IN_A_WARP: Final = 1024  # Longest row of softmax in one warp, in elements
+LONGEST_ROW_IN_A_WARP: Final = 1024
+"""Longest row of softmax in one warp, in elements, and of layer norm that takes as long as a transfer of its bytes."""
 LONGEST_ROW_IN_REGISTERS: Final = 9216
 """Longest row of softmax that 1,024 threads keep in at most nine registers each, whatever its alignment."""
 
@@ -133,7 +132,7 @@ half of the multiprocessors (`layer_norm_kernel.cu`)."""
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time of one block per row: few long rows leave SMs idle."""
     c = batch.columns
-    resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
+    resident = gpu.max_threads_per_multiprocessor // BLOCK_THREADS
     return rounds(c["rows"], gpu, resident=resident) * c["cols"] * NORM_WAIT_CYCLES / gpu.boost_clock_hz
 
 
@@ -207,7 +206,7 @@ def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | Non
         rows, columns = shape.dims
         if columns > longest:
             return None
-        size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[shape.dtype]
+        size = rows * columns * COMPUTE_BYTES[shape.dtype]
         return OperationShape("transfer", "float32", (size, size, float(batch_shapes([shape]).flops[0])))
 
     return alternative
@@ -301,7 +300,7 @@ register(
         translator=_normalised,
         estimators=(
             VECTOR,
-            Alternative(shape=_streamed(STREAMED_COLUMNS), is_on=lambda gpu: gpu.generation.streams_norms),
+            Alternative(shape=_streamed(LONGEST_ROW_IN_A_WARP), is_on=lambda gpu: gpu.generation.streams_norms),
         ),
         reduces_rows=True,
         latency=_layer_norm_latency,
@@ -317,7 +316,7 @@ register(
         by_element("rms_norm", 1, 1, 5),
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
-        estimators=(as_transfer(STREAMED_RATIO),),
+        estimators=(as_transfer(),),
         latency=_norm_latency,
     ),
     replace(

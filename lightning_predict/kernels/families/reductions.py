@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.families.norm import along
+from lightning_predict.kernels.families.norm import BLOCK_THREADS, along
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, OperationShape, ShapeBatch, register, translates
 from lightning_predict.kernels.roofline import DELIVERED_SHARE, SHORTEST_KERNEL_SECONDS, WARP_THREADS, limited_transfer
@@ -56,11 +56,10 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
     return (summed(data, float(bytes_written(operation)), _columns_kept(data, operation)),)
 
 
-REDUCTION_THREADS: Final = 128
 REDUCTION_VECTOR: Final = 4
 LEAST_VALUES: Final = 16
 MOST_VALUES: Final = 256
-"""Threads per block of PyTorch's sums over the rows of a matrix, columns per thread, and the fewest and most rows that
+"""Columns per thread of PyTorch's sums over the rows of a matrix, and the fewest and most rows that
 a thread adds if blocks share a column (`Reduce.cuh`)."""
 
 PARTIAL_SUM_CYCLES: Final = 660.0  # Cycles in which a thread reads one block's partial sum from L2, one after another
@@ -70,10 +69,10 @@ def _column_sum_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time to read a matrix, and then the partial sums of the blocks that share a column."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     wide = np.clip(2 ** np.floor(np.log2(np.maximum(columns / REDUCTION_VECTOR, 1))), 1, 32)
-    high = REDUCTION_THREADS / wide
+    high = BLOCK_THREADS / wide
     of_thread = np.ceil(rows / high)
     across = np.ceil(columns / (REDUCTION_VECTOR * wide))
-    fitting = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor / REDUCTION_THREADS / across
+    fitting = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor / BLOCK_THREADS / across
     shared = np.minimum(np.ceil(fitting), np.ceil(of_thread / LEAST_VALUES))
     shared = np.maximum(shared, np.ceil(of_thread / MOST_VALUES))
     is_shared = (of_thread >= high * LEAST_VALUES) | (of_thread >= MOST_VALUES)
@@ -123,25 +122,11 @@ def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, .
 
 INDEX_BYTES: Final = COMPUTE_BYTES["int64"]
 
-LONGEST_ROW_IN_A_BLOCK: Final = 4096  # Maximum row length that one block sorts by itself; longer rows use a radix sort
-
-
-def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:
-    """Count a sort of each row: log2² comparisons per pair in one block, or a radix sort for any key dtype."""
-    if rows < 1 or columns < 1:
-        return ()
-    if columns > LONGEST_ROW_IN_A_BLOCK:
-        return (OperationShape("sort", compute_dtype(data), (float(rows), float(columns))),)
-    size = float(data.size_bytes)
-    steps = math.ceil(math.log2(columns)) if columns > 1 else 0
-    compared = data.elements * steps * (steps + 1) / 4
-    return (OperationShape("transfer", "float32", (size, size + INDEX_BYTES * data.elements, compared)),)
-
 
 @translates("aten::sort", "aten::argsort", "aten::msort", "aten::mode")
 def _sort(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
-    return _sorted(data, *along(data, operation, default=0 if operation.name == "aten::msort" else -1))
+    return of_matrix("sort", data, *along(data, operation, default=0 if operation.name == "aten::msort" else -1))
 
 
 @translates("aten::_unique", "aten::_unique2", "aten::unique_dim")
@@ -150,7 +135,7 @@ def _unique(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] |
     data = operation.inputs[0]
     size, places = float(data.size_bytes), float(INDEX_BYTES * data.elements)
     passes = OperationShape("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
-    return (*_sorted(data, 1, data.elements), passes) if data.elements else ()
+    return (*of_matrix("sort", data, 1, data.elements), passes) if data.elements else ()
 
 
 @translates("aten::searchsorted", "aten::bucketize")
