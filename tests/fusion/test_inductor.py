@@ -34,15 +34,6 @@ OTHER_COUNTS = {
 """Models whose number of kernels is more than 10 % off Inductor's, with the difference."""
 
 
-def rotated(data: Tensor) -> Tensor:
-    """Multiply pairs by complex numbers, for which Inductor writes no kernels."""
-    pairs = torch.view_as_complex(data.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * TURNS).flatten(-2).type_as(data)
-
-
-TURNS = torch.polar(torch.ones(64, 2 * WIDTH), torch.randn(64, 2 * WIDTH))
-
-
 def of_inductor(model: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[int, int]:
     """Return number and bytes of the kernels that Inductor generates, without libraries' calls."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -117,8 +108,13 @@ def bytes_of(tensors: tuple[TensorInfo, ...]) -> int:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_fused_kernels_move_the_bytes_of_inductors_kernels() -> None:
-    errors = {}
-    for name, row in (MODELS | {"rotary positions in bfloat16": (in_bfloat16(Perceptron(rotated)), (ROWS,))}).items():
+    errors, turns = {}, torch.polar(torch.ones(64, 2 * WIDTH), torch.randn(64, 2 * WIDTH))
+
+    def rotated(data: Tensor) -> Tensor:  # by products of complex numbers, for which Inductor writes no kernels
+        pairs = torch.view_as_complex(data.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turns).flatten(-2).type_as(data)
+
+    for name, row in {**MODELS, "rotary positions in bfloat16": (in_bfloat16(Perceptron(rotated)), (ROWS,))}.items():
         if name not in LEFT_OUT:
             (count, moved), (ours, own) = of_inductor(*row), of_ours(*row)
             errors[name] = own / moved - 1

@@ -1,8 +1,9 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.base.errors import InvalidArgumentError
@@ -266,14 +267,10 @@ def test_compiling_saves_the_measured_share() -> None:
     """Hinge loss, cross entropy, Huber loss and cumulative product of KernelBench, eager over compiled, H100-PCIe."""
     functional = torch.nn.functional
 
-    def speed_up(step: object, *shape: int) -> float:
-        with torch.device("meta"):
-            x = torch.empty(*shape)
-        eager = lp.capture(lambda: step(x), warmup_steps=0)  # type: ignore[operator]
-        gpu = "H100-PCIe-80GB"
-        both = (lp.predict(recording, [gpu])[gpu].device_seconds for recording in (eager, fused(eager)))
-        before, after = both
-        return before / after
+    def speed_up(step: Callable[[Tensor], Tensor], *shape: int) -> float:
+        eager = lp.capture(lambda: step(torch.empty(*shape, device="meta")), warmup_steps=0)
+        before, after = (lp.predict(one, ["H100-PCIe-80GB"]).items_in_order[0] for one in (eager, fused(eager)))
+        return before.device_seconds / after.device_seconds
 
     targets = torch.empty(32768, dtype=torch.int64, device="meta")
     assert speed_up(lambda x: functional.cross_entropy(x, targets), 32768, 4096) == pytest.approx(5.1, rel=0.1)

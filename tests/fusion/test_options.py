@@ -154,6 +154,9 @@ def test_gpu_without_the_kernels_is_predicted_without_them(blocks: lp.Trace) -> 
     }
     own = next(one for one in found if one.prediction.layout.gpu.name == "L4")
     assert replace(own, lacked_kernels=()) == lp.best_layouts(blocks, ["2xL4"], kernels="compile")[0]
+    assumed = lp.predict(replace(blocks, assumed_kernels=("flash_attention_3",)), ["H100", "L4"], history=False)
+    assert "Predicted without flash_attention_3: L4." in assumed.notes
+    assert assumed["L4"].iteration_seconds == seconds(blocks, "", "L4")
 
 
 def test_gpus_without_named_kernels_are_listed_and_attention_overrides_the_release(blocks: lp.Trace) -> None:
@@ -173,21 +176,11 @@ def test_advice_is_for_the_step_with_its_kernels(blocks: lp.Trace, run: Run, tmp
     compiled = predict(blocks, kernels="compile")["L4"]
     assert told.before["L4"].iteration_seconds == compiled.iteration_seconds
     assert told["compile"].why_not == "the step runs compile already"
-    stored = tmp_path / "stored.json.gz"
+    stored, alone = tmp_path / "stored.json.gz", tmp_path / "alone.json.gz"
     replace(blocks, assumed_kernels=("compile",)).save(str(stored))
-    alone = tmp_path / "alone.json.gz"
     blocks.save(str(alone))
-    both = [
-        run("advise", file, "--gpus", "L4", *words).out for file, *words in ((alone, "--kernels", "compile"), (stored,))
-    ]
-    assert both[0] == both[1]
-
-
-def test_gpu_without_the_kernels_that_a_step_assumes_is_predicted_without_them(blocks: lp.Trace) -> None:
-    named = replace(blocks, assumed_kernels=("flash_attention_3",))
-    both = lp.predict(named, ["H100", "L4"], history=False)
-    assert "Predicted without flash_attention_3: L4." in both.notes
-    assert both["L4"].iteration_seconds == seconds(blocks, "", "L4")
+    asked = run("advise", alone, "--gpus", "L4", "--kernels", "compile").out
+    assert run("advise", stored, "--gpus", "L4").out == asked
 
 
 def test_cuda_graphs_leave_five_per_cent_of_the_host_and_assumed_kernels(blocks: lp.Trace) -> None:
@@ -229,6 +222,9 @@ def words() -> lp.Trace:
     return lp.capture(step, warmup_steps=0)
 
 
+PRODUCTS = ("aten::mm", "aten::addmm")
+
+
 def test_chunked_and_eager_losses_hold_other_logits(words: lp.Trace) -> None:
     whole, chunked = (lp.predict(words, [A100], history=False, kernels=word)[A100] for word in ("", "chunked_loss"))
     logits = 4096 * 128256 * 2
@@ -236,14 +232,11 @@ def test_chunked_and_eager_losses_hold_other_logits(words: lp.Trace) -> None:
     # Liger-Kernel's own benchmark on an A100: 55.7 ms, and 0.476 of that speed in 32 chunks of 128 tokens.
     assert whole.iteration_seconds == pytest.approx(0.0557, rel=0.1)
     assert chunked.iteration_seconds == pytest.approx(0.0557 / 0.476, rel=0.15)
-    products = [
-        one for one in with_kernels(words, ["chunked_loss"]).operations if one.name in ("aten::mm", "aten::addmm")
-    ]
-    assert len(products) == 3 * 32
+    assert sum(one.name in PRODUCTS for one in with_kernels(words, ["chunked_loss"]).operations) == 3 * 32
     alone, both = (
         lp.predict(words, [A100], history=False, kernels=kernels)[A100] for kernels in ("compile", "compile,eager_loss")
     )
-    logits = 4096 * 128256 * 2  # eager: logits and their logarithms, then the gradient beside the logarithms
+    # eager: logits and their logarithms, then the gradient beside the logarithms
     assert (both.memory_bytes or 0) - (alone.memory_bytes or 0) == pytest.approx(logits, rel=0.1)
     assert both.iteration_seconds > alone.iteration_seconds
 
@@ -266,8 +259,7 @@ def test_liger_chunks_the_loss_of_a_trained_or_frozen_output_layer(words: lp.Tra
     frozen = replace(
         words, operations=tuple(one for one in words.operations if weight not in {each.shape for each in one.outputs})
     )
-    chunked = with_kernels(frozen, ["liger"]).operations
-    assert sum(one.name in ("aten::mm", "aten::addmm") for one in chunked) == 2 * 32
+    assert sum(one.name in PRODUCTS for one in with_kernels(frozen, ["liger"]).operations) == 2 * 32
 
 
 def test_liger_replaces_norms_and_gated_activations_and_no_gelu_written_out() -> None:
@@ -323,14 +315,13 @@ def test_no_pair_of_kernels_leaves_one_without_effect_in_silence() -> None:
 
 
 def test_loss_whose_logits_are_read_elsewhere_is_not_chunked(words: lp.Trace, tokens: lp.Trace) -> None:
-    with pytest.raises(InvalidArgumentError, match="no output layer whose logits only a cross-entropy reads"):
-        predict(tokens, kernels="chunked_loss")
     place = next(index for index, operation in enumerate(words.operations) if operation.name == "aten::mm")
     read = replace(words.operations[place], name="aten::argmax", inputs=words.operations[place].outputs, outputs=())
     read = replace(read, outputs=(replace(read.inputs[0], shape=(4096,), id=99),))
     twice = replace(words, operations=(*words.operations[: place + 1], read, *words.operations[place + 1 :]))
-    with pytest.raises(InvalidArgumentError, match="no output layer whose logits only a cross-entropy reads"):
-        predict(twice, kernels="chunked_loss")
+    for step in (tokens, twice):
+        with pytest.raises(InvalidArgumentError, match="no output layer whose logits only a cross-entropy reads"):
+            predict(step, kernels="chunked_loss")
 
 
 def test_kernels_apply_to_each_kind_of_step_that_has_them(tokens: lp.Trace, images: lp.Trace) -> None:
