@@ -51,7 +51,6 @@ _NEEDED = {
     "callbacks/test_entrances.py": "transformers",
     "integrations/test_trainer_ranks.py": "transformers",
     "integrations/test_transformers.py": "transformers",
-    "regression/test_run_stores.py": "mlflow",
 }
 collect_ignore = [file for file, package in _NEEDED.items() if find_spec(package) is None]
 

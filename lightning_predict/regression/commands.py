@@ -4,7 +4,7 @@ Example::
 
     lightning-predict regress runs.csv --batch-sizes 256,512 --num-gpus 4,8 --iterations 10000
     lightning-predict regress alexnet.json.gz --layers googlenet.json.gz,vgg.json.gz
-    lightning-predict regress mlruns --columns batch_size=params.bs --values gpu=A10G --gpus A10G,L4 --iterations 5000
+    lightning-predict regress mlflow.csv --columns batch_size=bs --values gpu=A10G --gpus A10G,L4 --iterations 5000
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def regress(
     With --layers, predict a recorded step of one neural network from the measured layers of others on the same GPU.
 
     Past runs are rows of a table with seconds, iterations, batch_size and gpu (or gflops). If they vary, num_gpus,
-    threads, disk_delay_seconds, inner_modules and sequence_length are needed, too. Other sources are MLflow's folder or
-    database, an export of MLflow or W&B, and `history`, the runs stored by RuntimePredictor. Each setting to predict
+    threads, disk_delay_seconds, inner_modules and sequence_length are needed, too. Other sources are
+    exports of MLflow or W&B, and `history`, the runs stored by RuntimePredictor. Each setting to predict
     may have several values, separated by commas. All combinations are predicted. Needs the extra `fitting`.
 
     Args:
-        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), `history`, or a folder of runs with
-            trainer_state.json, TensorBoard's event files or wandb-summary.json; with --layers, a recorded step.
+        runs: A CSV file, `history`, or a folder of runs with trainer_state.json, TensorBoard's event files or
+            wandb-summary.json; with --layers, a recorded step.
         model: Use only the runs of this model.
         columns: Your table's names for columns, for example batch_size=params.bs,seconds=Runtime.
         values: Values that the table lacks, the same for all runs, for example gpu=T4,num_gpus=1.

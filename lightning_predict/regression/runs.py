@@ -1,4 +1,4 @@
-"""`PastRun`: a finished run as input of the regression, with readers of CSV files, MLflow and Weights & Biases.
+"""`PastRun`: a finished run as input of the regression, with readers of CSV files and of what trainers log.
 
 Variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
 threads and disk delay. "Inner modules" is the number of repeated modules, which differs between the networks of a
@@ -6,9 +6,8 @@ family. We add memory bandwidth, because without it a GPU like the L4 looks thre
 
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
 `FIELDS`, with or without a tracker's prefix (`params.batch_size`, `metrics.seconds`, `Runtime`), or by names that the
-user gives. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
-database stores the same values as table rows. Folder and database are read without MLflow. A file of Hugging Face's
-Trainer, TensorBoard or W&B is one row; `values` gives the fields that it lacks, often the GPU. Example::
+user gives. A file of Hugging Face's Trainer, TensorBoard or W&B is one row; `values` gives the fields that it lacks,
+often the GPU. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -22,9 +21,7 @@ Trainer, TensorBoard or W&B is one row; `values` gives the fields that it lacks,
 from __future__ import annotations
 
 import math
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +34,7 @@ from lightning_predict.base.errors import (
     MissingDependencyError,
     UnknownGpuError,
 )
-from lightning_predict.base.units import gigaflops_to_flops, milliseconds_to_seconds
+from lightning_predict.base.units import gigaflops_to_flops
 from lightning_predict.hardware.layouts import layout_of
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.run.history import HistoryRecord, read_history
@@ -311,25 +308,15 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
 
 
 def _elapsed(row: Checked) -> float:
-    """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds."""
+    """Return the seconds from `start_time` to `end_time`, which MLflow exports as dates."""
     moments = []
     for column in ("start_time", "end_time"):
         cell = replace(row, value=row.value.get(column, "").strip(), place=column)
-        moment = cell.parsed()
-        if moment.value != cell.value:
-            moments.append(milliseconds_to_seconds(moment.any_number()))
-            continue
         try:
             moments.append(datetime.fromisoformat(cell.value).timestamp())
         except (ValueError, OverflowError):
             raise cell.unexpected("a date and time") from None
     return moments[1] - moments[0]
-
-
-DATABASES: Final = (".db", ".sqlite", ".sqlite3")
-
-STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
-"""Run states by the number that MLflow writes in its folders."""
 
 
 def read_runs(
@@ -338,17 +325,17 @@ def read_runs(
     """Read past runs from any supported source.
 
     Args:
-        path: A CSV file, an MLflow folder or database, a history file (`.jsonl`), `trainer_state.json`, a TensorBoard
-            event file, W&B's `wandb-summary.json`, or a folder that contains such a file.
+        path: A CSV file, a history file (`.jsonl`), `trainer_state.json`, a TensorBoard event file, W&B's
+            `wandb-summary.json`, or a folder that contains such a file.
         columns: Column of each field whose column name is not a default name.
         values: Values of fields without a column, equal for all runs.
     """
     if files := _trainer_files(path):
         return runs_of_rows(map(_trainer_row, files), str(path), columns=columns, values=values)
     if path.is_dir():
-        return runs_of_rows(_folder_rows(path), str(path), columns=columns, values=values)
-    if path.suffix in DATABASES:
-        return runs_of_rows(_database_rows(path), str(path), columns=columns, values=values)
+        raise MeasurementTableError(
+            f"{path} holds no {TRAINER_STATE}, {EVENTS}* or {WANDB_SUMMARY}, nor do its folders."
+        )
     if path.suffix == ".jsonl":
         if columns or values:
             raise InvalidArgumentError(f"{path} is a history, whose columns are known; leave columns and values out.")
@@ -376,54 +363,6 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
         ),
         (f"{gone} of {len(records)} runs do not say their model or batch size, and are left out.",) if gone else (),
     )
-
-
-def _folder_rows(folder: Path) -> Iterator[Checked]:
-    """Yield the runs of an MLflow folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
-    for meta in sorted(folder.glob("*/*/meta.yaml")):
-        run = meta.parent
-        about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
-        if not isinstance(about, dict) or about.get("lifecycle_stage") == "deleted":
-            continue
-        status = about.get("status")
-        cells = {"status": STATUS_NAMES.get(status, str(status)) if isinstance(status, int) else str(status)}
-        cells |= {key: str(about[key]) for key in ("start_time", "end_time") if about.get(key) is not None}
-        for kind in ("params", "tags"):
-            files = (path for path in (run / kind).rglob("*") if path.is_file())
-            cells |= {
-                f"{kind}.{path.relative_to(run / kind).as_posix()}": path.read_text(encoding="utf-8").strip()
-                for path in files
-            }
-        for path in (path for path in (run / "metrics").rglob("*") if path.is_file()):
-            lines = path.read_text(encoding="utf-8").split("\n")
-            last = next((line.split() for line in reversed(lines) if line.strip()), [])
-            cells[f"metrics.{path.relative_to(run / 'metrics').as_posix()}"] = last[1] if len(last) > 1 else ""
-        yield _run_row(f"{folder}, run {about.get('run_name') or run.name}", cells)
-
-
-def _run_row(name: str, cells: dict[str, str]) -> Checked:
-    return Checked(cells, File(name, MeasurementTableError))
-
-
-def _database_rows(path: Path) -> Iterator[Checked]:
-    """Yield the runs of an MLflow database, from its tables `runs`, `params`, `latest_metrics` and `tags`."""
-    if not path.is_file():
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-        try:
-            runs = database.execute(
-                "SELECT run_uuid, name, status, start_time, end_time FROM runs WHERE lifecycle_stage = 'active'"
-            ).fetchall()
-            cells: dict[str, dict[str, str]] = {run[0]: {} for run in runs}
-            for kind, table in (("params", "params"), ("metrics", "latest_metrics"), ("tags", "tags")):
-                for run, key, value in database.execute(f"SELECT run_uuid, key, value FROM {table}"):
-                    if run in cells:
-                        cells[run][f"{kind}.{key}"] = str(value)
-        except sqlite3.DatabaseError as error:
-            raise MeasurementTableError(f"{path} is not a database of MLflow: {error}.") from error
-    for run, name, status, start, end in runs:
-        times = {key: str(value) for key, value in (("start_time", start), ("end_time", end)) if value is not None}
-        yield _run_row(f"{path}, run {name or run}", {"status": str(status)} | times | cells[run])
 
 
 # --- Files that trainers write

@@ -113,18 +113,6 @@ def _bmm(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     return forward_and_backward("bmm", lambda: torch.bmm(left, right), [left, right])
 
 
-def _draw_attention(draw: random.Random) -> Words:
-    heads = draw.choice([4, 8, 12, 16, 20, 32])
-    return {
-        "batch": size(draw, 1, 64),
-        "heads": heads,
-        "kv_heads": draw.choice([heads, heads, max(heads // 4, 1)]),
-        "seq": size(draw, 64, 8192),
-        "head_dim": draw.choice([32, 64, 64, 96, 128, 128]),
-        "causal": draw.choice([0, 1]),
-    }
-
-
 def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     query, key, value = _heads(words, dtype, device)
     causal, grouped = bool(words["causal"]), words["heads"] != words["kv_heads"]
@@ -140,18 +128,6 @@ def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tenso
     return [
         made(device, dtype, words["batch"], heads, words["seq"], words["head_dim"]).requires_grad_() for heads in counts
     ]
-
-
-def _draw_eager_attention(draw: random.Random) -> Words:
-    heads = draw.choice([4, 8, 12, 16])
-    return {
-        "batch": size(draw, 1, 16),
-        "heads": heads,
-        "kv_heads": heads,
-        "seq": size(draw, 32, 1024),
-        "head_dim": draw.choice([32, 64, 64, 128]),
-        "causal": draw.choice([0, 1]),
-    }
 
 
 def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
@@ -186,11 +162,13 @@ _RECURRENT: Final = drawer(
     batch=(1, 256), steps=(1, 256), input_size=(16, 2048), hidden=(16, 2048), layers=[1, 1, 2, 4], directions=[1, 1, 2]
 )
 
+_TOKENS: Final[dict[str, Sizes]] = {"seq": (64, 1024), "head_dim": [32, 64, 128], "causal": [0, 1]}
+
 LAYERS: Final[Mapping[str, Benchmark]] = {
     "linear": Benchmark(drawer(m=(1, 16384), n=(16, 16384), k=(16, 16384)), _linear),
     "bmm": Benchmark(drawer(b=(1, 512), m=(16, 2048), n=(16, 2048), k=(16, 2048)), _bmm),
-    "attention": Benchmark(_draw_attention, _attention),
-    "eager_attention": Benchmark(_draw_eager_attention, _eager_attention),
+    "attention": Benchmark(drawer(batch=(1, 64), heads=[8, 16, 32], kv_heads=[4, 8], **_TOKENS), _attention),
+    "eager_attention": Benchmark(drawer(batch=(1, 64), heads=[8], kv_heads=[8], **_TOKENS), _eager_attention),
     **{name: Benchmark(_RECURRENT, partial(_recurrent, name)) for name in ("lstm", "gru", "rnn")},
     "embedding_bag": Benchmark(
         drawer(bags=(64, 16384), lookups=(1, 128), rows=(1024, 4 * 2**20), dim=[16, 32, 64, 128, 256]), _embedding_bag
@@ -423,71 +401,6 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
 }
 
 
-# --- Factorisations, solvers and Fourier transforms, only in float32 and float64
-
-_Factorise = Callable[[Tensor], object]
-
-
-_SQUARE: Final[dict[str, Sizes]] = {"batch": (1, 64), "n": (8, 2048)}
-
-
-def _draw_tall(draw: random.Random) -> Words:
-    square = drawer(**_SQUARE)(draw)
-    return {**square, "m": square["n"] * draw.choice([1, 1, 2, 4])}
-
-
-def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Return a maker of calls that factorise random matrices (batch, m, n); m = n if the shape has no m."""
-
-    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-        batch = words.get("batch", 1)
-        matrix = made(device, dtype, batch, words.get("m", words["n"]), words["n"])
-        return forward_and_backward(operation, lambda: factorise(matrix), [])
-
-    return calls
-
-
-def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Return a maker of calls that factorise symmetric positive definite matrices (batch, n, n)."""
-
-    def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-        root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
-        matrix = root @ root.mT + words["n"] * torch.eye(words["n"], dtype=dtype, device=device)
-        return forward_and_backward(operation, lambda: factorise(matrix), [])
-
-    return calls
-
-
-def _triangular(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    batch, n = words.get("batch", 1), words["n"]
-    matrix = made(device, dtype, batch, n, n).triu() + n * torch.eye(n, dtype=dtype, device=device)
-    sides = made(device, dtype, batch, n, words.get("columns", 1))
-    return forward_and_backward(
-        "triangular_solve", lambda: torch.linalg.solve_triangular(matrix, sides, upper=True), []
-    )
-
-
-def _transform(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    data = made(device, dtype, words.get("batch", 1), words["length"])
-    if words.get("real", 0):
-        return forward_and_backward("fft", lambda: torch.fft.rfft(data), [])
-    numbers = torch.complex(data, data)
-    return forward_and_backward("fft", lambda: torch.fft.fft(numbers), [])
-
-
-LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
-    "cholesky": Benchmark(drawer(**_SQUARE), _of_symmetric("cholesky", torch.linalg.cholesky)),
-    "lu": Benchmark(_draw_tall, _of("lu", torch.linalg.lu_factor)),
-    "qr": Benchmark(_draw_tall, _of("qr", torch.linalg.qr)),
-    "svd": Benchmark(_draw_tall, _of("svd", lambda matrix: torch.linalg.svd(matrix, full_matrices=False))),
-    "eigh": Benchmark(drawer(**_SQUARE), _of_symmetric("eigh", torch.linalg.eigh)),
-    "eig": Benchmark(drawer(**_SQUARE), _of("eig", torch.linalg.eig)),
-    "matrix_exponential": Benchmark(drawer(**_SQUARE), _of("matrix_exponential", torch.linalg.matrix_exp)),
-    "triangular_solve": Benchmark(drawer(**_SQUARE, columns=(1, 512)), _triangular),
-    "fft": Benchmark(drawer(batch=(1, 4096), length=(16, 65536), real=[0, 1]), _transform),
-}
-
-
 # --- Operations around a model: optimizer updates, casts, copies from host memory
 
 TENSORS: Final = 24  # Maximum number of parameter tensors of an optimizer step
@@ -552,7 +465,7 @@ UPDATES: Final[Mapping[str, Benchmark]] = {
 
 # --- All benchmarks
 
-BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **UPDATES}
 """Micro-benchmarks by operation, each including the backward pass of the operation."""
 
 
