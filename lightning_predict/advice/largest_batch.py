@@ -96,11 +96,6 @@ def largest_batches(  # noqa: D417
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
     layouts = layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour)
-    return largest_batches_on(trace, layouts, assumptions)
-
-
-def largest_batches_on(trace: Trace, layouts: Sequence[Layout], assumptions: Assumptions) -> tuple[LargestBatch, ...]:
-    """Return the same as `largest_batches`, for parsed layouts and assumptions."""
     scaled = ScaledMemory(trace)
     shown = shown_layouts(trace, layouts, None, assumptions)
     return tuple(_with_speed(scaled, layout, assumptions) for layout in shown)

@@ -138,12 +138,8 @@ def energy(
         grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
         overhead: Factor for the rest of the machine and its cooling (including the PUE); at least 1.
     """
-    _check("seconds", seconds, 0, math.inf)
-    _check("busy_share", busy_share, 0, 1)
-    _check("overhead", overhead, 1, math.inf)
-    _check("num_gpus", num_gpus, 1, math.inf)
-    if grid_grams_per_kwh is not None:
-        _check("grid_grams_per_kwh", grid_grams_per_kwh, 0, math.inf)
+    if not 1 <= overhead < math.inf:
+        raise InvalidArgumentError(f"overhead={overhead!r} is out of range; expected a number of at least 1.")
     watts = gpu.power_watts * (busy_share + IDLE_SHARE * (1 - busy_share)) * overhead
     kilowatt_hours = watts_to_kilowatts(watts) * seconds_to_hours(seconds) * num_gpus
     return Energy(
@@ -154,9 +150,3 @@ def energy(
         overhead=overhead,
         co2_kilograms=None if grid_grams_per_kwh is None else grams_to_kilograms(kilowatt_hours * grid_grams_per_kwh),
     )
-
-
-def _check(word: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        limits = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-        raise InvalidArgumentError(f"{word}={value!r} is out of range; expected a number {limits}.")

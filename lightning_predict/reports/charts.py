@@ -16,8 +16,7 @@ from lightning_predict.base.ties import ordered
 from lightning_predict.base.units import hours_to_seconds, seconds_to_milliseconds
 from lightning_predict.timeline.verdict import MAX_PARTS
 
-LOG_AXIS_SPREAD: Final = 20.0  # Ratio of the largest to the smallest value above which a bar chart is logarithmic
-SCATTER_SPREAD: Final = 2.0  # Ratio of the largest to the smallest value above which a scatter plot is logarithmic
+LOG_AXIS_SPREAD: Final = 2.0  # Ratio of the largest to the smallest value above which an axis is logarithmic
 
 WIDE: Final = 760
 NARROW: Final = 330  # Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels including margins
@@ -43,13 +42,13 @@ class Axis:
     logarithmic: bool
 
     @staticmethod
-    def over(values: Sequence[float], start: float, end: float, *, spread: float = LOG_AXIS_SPREAD) -> Axis:
-        """Make an axis over values; logarithmic if their ratio exceeds `spread`, otherwise linear from 0.
+    def over(values: Sequence[float], start: float, end: float) -> Axis:
+        """Make an axis over values; logarithmic if they are far apart, otherwise linear from 0.
 
         `start` and `end` are the pixel positions of the lowest and the highest value.
         """
         positive = [value for value in values if value > 0]
-        if len(positive) == len(values) and max(values) > spread * min(values):
+        if len(positive) == len(values) and max(values) > LOG_AXIS_SPREAD * min(values):
             return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
         return Axis(0.0, max(values) * 1.08 or 1.0, start, end, False)
 
@@ -189,8 +188,8 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
 
 def _axes(points: Sequence[Point], width: int) -> tuple[Axis, Axis]:
     # On log-log axes, "twice as fast for twice the price" is a straight line, and cheap GPUs do not cluster.
-    x_axis = Axis.over([point.x for point in points], _LEFT + _RADIUS, width - 24, spread=SCATTER_SPREAD)
-    return x_axis, Axis.over([point.y for point in points], HEIGHT - 48, 16, spread=SCATTER_SPREAD)
+    x_axis = Axis.over([point.x for point in points], _LEFT + _RADIUS, width - 24)
+    return x_axis, Axis.over([point.y for point in points], HEIGHT - 48, 16)
 
 
 def _scatter(
@@ -220,7 +219,7 @@ def _scatter(
     return svg_of(parts, width, HEIGHT, title)
 
 
-def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = True) -> list[str]:
+def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str) -> list[str]:
     """Draw the grid lines and labels of both axes."""
     bottom = HEIGHT - 48
     wanted = _TICKS if width == WIDE else _TICKS_NARROW
@@ -229,8 +228,7 @@ def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = 
     parts = [grid_line(x_axis.pixel(tick), 8, x_axis.pixel(tick), bottom) for tick in x_ticks]
     parts += [grid_line(_LEFT, y_axis.pixel(tick), width - 8, y_axis.pixel(tick)) for tick in y_ticks]
     parts += [text_at(x_axis.pixel(tick), bottom + 18, tick_text(tick), "middle", "tick") for tick in x_ticks]
-    sign = "$" if dollars else ""
-    parts += [text_at(_LEFT - 8, y_axis.pixel(tick) + 4, sign + tick_text(tick), "end", "tick") for tick in y_ticks]
+    parts += [text_at(_LEFT - 8, y_axis.pixel(tick) + 4, f"${tick_text(tick)}", "end", "tick") for tick in y_ticks]
     both_log = x_axis.logarithmic and y_axis.logarithmic
     note = " (both axes logarithmic)" if both_log else " (logarithmic)" if x_axis.logarithmic else ""
     parts.append(text_at((_LEFT + width) / 2, bottom + 40, unit + note, "middle", "axis"))

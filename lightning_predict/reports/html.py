@@ -18,24 +18,17 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from lightning_predict.base.escaping import html_text, visible_text
+from lightning_predict.base.escaping import visible_text
 from lightning_predict.base.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.reports.charts import (
-    HEIGHT,
-    Axis,
     Point,
-    for_both_screens,
-    frame,
     scatter,
     share_chart,
-    svg_of,
-    text_at,
-    tick_text,
 )
-from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
-from lightning_predict.reports.format import duration, share, usd, usd_per_hour
+from lightning_predict.reports.cost_curve import cost_curves, table_of
+from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import (
     RankedGpu,
@@ -248,31 +241,12 @@ def _drawing(heading: str, svg: str, caption: str) -> Mapping[str, object]:
 def _curves(predictions: Predictions) -> Iterable[Mapping[str, object]]:
     for curve in cost_curves(predictions):
         headers, rows = table_of(curve)
-        svg = for_both_screens(lambda width, curve=curve: curve_chart(curve, width))  # type: ignore[misc]
-        caption = f"{' '.join(curve.sentences)} The thin line is the throughput without waits."
-        yield {"drawing": _drawing(f"More {curve.gpu}", svg, caption), "headers": headers, "rows": rows}
-
-
-def curve_chart(curve: CostCurve, width: int) -> str:
-    """Draw the throughput of a scaling curve on log-log axes."""
-    first = curve.points[0]
-    ideal = [first.samples_per_second / first.gpus * point.gpus for point in curve.points]
-    x_axis = Axis.over([float(point.gpus) for point in curve.points], 72, width - 48)
-    y_axis = Axis.over([*ideal, *(point.samples_per_second for point in curve.points)], HEIGHT - 48, 12)
-    parts = frame(x_axis, y_axis, width, "GPUs", dollars=False)
-    for style, values in (("grid", ideal), ("frontier", [point.samples_per_second for point in curve.points])):
-        places = zip(curve.points, values, strict=True)
-        path = "L".join(f"{x_axis.pixel(point.gpus):.1f} {y_axis.pixel(value):.1f}" for point, value in places)
-        parts.append(f'<path class="{style}" d="M{path}"/>')
-    for point, perfect in zip(curve.points, ideal, strict=True):
-        x, y = x_axis.pixel(point.gpus), y_axis.pixel(point.samples_per_second)
-        kind = "unfit" if point.fits is False else ""
-        words = f"{point.name}: {tick_text(point.samples_per_second)} samples/s, {share(point.efficiency)}"
-        parts.append(
-            f'<circle class="point {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{html_text(words)}</title></circle>'
-        )
-        parts.append(text_at(x + 8, y + 16, share(point.samples_per_second / perfect), "start", "name"))
-    return svg_of(parts, width, HEIGHT, f"Samples a second over the number of {curve.gpu}")
+        yield {
+            "heading": f"More {curve.gpu}",
+            "sentences": " ".join(curve.sentences),
+            "headers": headers,
+            "rows": rows,
+        }
 
 
 def _critical_path(predictions: Predictions) -> Mapping[str, object]:

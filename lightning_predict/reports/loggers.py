@@ -111,15 +111,6 @@ def _tensorboard_text(logger: Logger, predictions: Predictions, step: int) -> No
     logger.experiment.add_text(TABLE_KEY, table, global_step=step)
 
 
-def _tensorboard_layout(logger: Logger, _predictions: Predictions, _step: int) -> None:
-    """Add a custom-scalars page with one chart per quantity; each chart shows all GPUs."""
-    charts = {
-        title: ["Multiline", [rf"^predict/[^/]+/{quantity}$"]]
-        for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd"))
-    }
-    logger.experiment.add_custom_scalars({"lightning-predict": charts})
-
-
 def _wandb_table(logger: Logger, predictions: Predictions, step: int) -> None:
     """Send the table with numeric cells, so that W&B can sort the rows."""
     import wandb
@@ -167,7 +158,6 @@ def _mlflow_artifacts(logger: Logger, predictions: Predictions, step: int) -> No
 
 DELIVERIES: Final[tuple[tuple[str, str, Callable[[Logger, Predictions, int], None]], ...]] = (
     ("TensorBoardLogger", "table", _tensorboard_text),
-    ("TensorBoardLogger", "layout of charts", _tensorboard_layout),
     ("WandbLogger", "table", _wandb_table),
     ("WandbLogger", "summary", _wandb_summary),
     ("MLFlowLogger", "artifacts", _mlflow_artifacts),

@@ -159,7 +159,7 @@ def test_tensorboard_gets_scalars_and_the_table(package: str, tmp_path: Path) ->
     (text,) = written.Tensors("predict/table/text_summary")
     assert text.step == STEP
     assert text.tensor_proto.string_val[0].decode() == markdown_table(FULL, verbose=False, width=TENSORBOARD_WIDTH)
-    assert written.Tags()["tensors"] == ["predict/table/text_summary", "custom_scalars__config__"]
+    assert written.Tags()["tensors"] == ["predict/table/text_summary"]
 
 
 def test_csv_gets_a_row_per_metric_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -265,7 +265,6 @@ def test_failing_logger_and_refused_output_do_not_affect_others(tmp_path: Path) 
     assert log_predictions([logger], FULL, step=STEP) == (
         "PickyLogger could not log the table of the predictions: NotImplementedError: no text here",
     )
-    assert events(logger).Tags()["tensors"] == ["custom_scalars__config__"]
 
 
 class DrawingLogger(TensorBoardLogger):
@@ -310,13 +309,3 @@ def test_json_is_written_to_a_new_folder_and_replaced_whole_or_not_at_all(
     assert list(path.parent.iterdir()) == [path]
     write_json(FULL, path)
     assert json.loads(path.read_text()) == FULL.as_dict()
-
-
-def test_tensorboard_lays_its_charts_out_on_one_page(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path)
-    log_predictions([logger], FULL, step=STEP)
-    (event,) = events(logger).Tensors("custom_scalars__config__")
-    layout = event.tensor_proto.string_val[0].decode("utf-8", "replace")
-    for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd")):
-        assert title in layout
-        assert f"^predict/[^/]+/{quantity}$" in layout
