@@ -260,6 +260,7 @@ LOAD_TIME_RATIO: Final = 0.00015
 FEED_FROM_SHARED_MEMORY: Final = 0.00005
 """The same on Hopper in 16 bits, whose matrix units read tiles from shared memory while the next tiles are copied."""
 
+FEED_THROUGH_REGISTERS: Final = 0.00035  # The same before compute capability 8.0: copies pass through registers
 OVERLAP: Final = 2.0  # Exponent of the norm that combines compute and memory time
 BANDWIDTH_SHARE: Final = 0.85  # Share of the bandwidth that convolutions and layout conversions reach
 WEIGHT_GRADIENT: Final = 1.3  # Time of the weight gradient over its FLOPs' time, due to the summation of parts
@@ -467,8 +468,9 @@ def _matmuls(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     if work.dtype == "float64":  # cuDNN uses no tensor cores for it
         rate = WIDE_LANES_SHARE * gpu.lanes_peak("float64")
     multiprocessors = gpu.streaming_multiprocessors
-    is_fed = gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2
-    per_flop = FEED_FROM_SHARED_MEMORY if is_fed else LOAD_TIME_RATIO
+    per_flop = LOAD_TIME_RATIO if gpu.compute_capability >= (8, 0) else FEED_THROUGH_REGISTERS
+    if gpu.generation.has_warp_group_matmul and COMPUTE_BYTES[work.dtype] == 2:
+        per_flop = FEED_FROM_SHARED_MEMORY
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:
