@@ -10,10 +10,8 @@ Example::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final
 
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
@@ -23,7 +21,6 @@ from lightning_predict.memory.simulation import (
     copy_bytes,
     fullest_moments,
     simulated,
-    tensor_levels,
 )
 from lightning_predict.record.torch_releases import release_of
 from lightning_predict.record.trace import Trace
@@ -46,17 +43,11 @@ class MemoryBreakdown:
     module: str | None  # Module of the operation; None if unknown
     parts: tuple[MemoryPart, ...]  # Memory by use. The parts add up to the memory of the process.
     modules: tuple[MemoryPart, ...]  # Size of the activations that each module wrote, largest first
-    # Memory of the process over the step, without free blocks. The step is divided into `CURVE_POINTS` parts with equal
-    # numbers of operations. Empty if unknown.
-    curve: tuple[float, ...] = ()
 
     @property
     def total_bytes(self) -> float:
         """Sum of all parts."""
         return sum(part.bytes for part in self.parts)
-
-
-CURVE_POINTS: Final = 60  # Number of points of the memory curve: the width of the curve in a terminal
 
 
 def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = None) -> MemoryBreakdown | None:
@@ -98,15 +89,7 @@ def memory_breakdown(trace: Trace, gpu: Gpu, *, reserved_bytes: float | None = N
         module=operation.module,
         parts=tuple(MemoryPart(name, float(size)) for name, size in parts.items() if size),
         modules=tuple(MemoryPart(name, float(size)) for name, size in modules.items()),
-        curve=_largest_of_parts([size + workspaces + context for size in tensor_levels(blocks)]),
     )
-
-
-def _largest_of_parts(levels: Sequence[float]) -> tuple[float, ...]:
-    """Return the maximum of each of `CURVE_POINTS` equal parts of the levels."""
-    count = min(CURVE_POINTS, len(levels))
-    ends = [len(levels) * number // count for number in range(count + 1)] if count else []
-    return tuple(max(levels[first:last]) for first, last in pairwise(ends))
 
 
 def _by_module(moment: MemoryMoment) -> Mapping[str, int]:

@@ -12,14 +12,12 @@ from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.escaping import markdown_text
 from lightning_predict.memory.breakdown import MemoryBreakdown, MemoryPart
 from lightning_predict.memory.step_memory import MemoryNeed
-from lightning_predict.reports.charts import grid_line, share_chart, svg_of, text_at
+from lightning_predict.reports.charts import share_chart
 from lightning_predict.reports.format import duration, gibibytes, share
 
 MODULES_SHOWN: Final = 10  # Maximum number of modules in a table. JSON output contains all modules.
 SAVINGS_SHOWN: Final = 3  # Maximum number of memory savings shown in a terminal. The HTML report shows all savings.
-CURVE_ROWS: Final = 6  # Height of the memory curve in a terminal, in lines
 
-_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _LOSS: Final = re.compile("loss|log_softmax|cross_entropy")
 _BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 
@@ -125,10 +123,8 @@ class MemoryReport:
         *tables, last = self.tables
         if self.savings:
             last = (last[0], last[1][:SAVINGS_SHOWN])
-        curve = curve_lines(self.breakdown.curve, self.need.capacity_bytes)
         return [
             *sentences(self.sentences),
-            *curve,
             *(line for head, rows in (*tables, last) for line in _plain_table(head, rows)),
         ]
 
@@ -139,8 +135,7 @@ class MemoryReport:
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
         words = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
         tables = "".join(_html_table(head, rows) for head, rows in self.tables)
-        curve = memory_chart(self.breakdown.curve, self.need.capacity_bytes)
-        return f"<section><h2>{TITLE}</h2>{words}<figure>{curve}</figure><figure>{chart}</figure>{tables}</section>"
+        return f"<section><h2>{TITLE}</h2>{words}<figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:
         """Return a section in Markdown."""
@@ -176,35 +171,6 @@ def folded_modules(modules: Sequence[MemoryPart]) -> list[MemoryPart]:
     names = {name: f"{name} (x {count})" if count > 1 else name for name, count in counts.items()}
     folded = [MemoryPart(names[name], size) for name, size in sizes.items()]
     return sorted(folded, key=lambda module: -module.bytes)
-
-
-def curve_lines(curve: Sequence[float], capacity_bytes: float | None) -> list[str]:
-    """Draw the memory curve of the step with characters, `CURVE_ROWS` lines high; no lines for an empty curve."""
-    if not curve:
-        return []
-    top, width = max(curve), len(gibibytes(max(curve)))
-    limit = "" if capacity_bytes is None else f", of {gibibytes(capacity_bytes)} GiB that the GPU has for it"
-    lines = ["", f"GiB during the step, without free blocks; at most {gibibytes(top)}{limit}"]
-    for row in range(CURVE_ROWS, 0, -1):
-        label = gibibytes(top * row / CURVE_ROWS)
-        cells = (min(max(round(8 * (CURVE_ROWS * size / top - row + 1)), 0), 8) for size in curve)
-        lines.append(f"{label:>{width}} |{''.join(_EIGHTHS[cell] for cell in cells)}".rstrip())
-    return lines
-
-
-def memory_chart(curve: Sequence[float], capacity_bytes: float | None) -> str:
-    """Draw the memory curve of the step as SVG, with a line for the GPU's capacity; empty for an empty curve."""
-    if not curve:
-        return ""
-    width, height, top = 640, 160, 1.05 * max(*curve, capacity_bytes or 0.0)
-    places = ((width * (number + 0.5) / len(curve), height * (1 - size / top)) for number, size in enumerate(curve))
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    parts = [f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="2"/>']
-    if capacity_bytes is not None:
-        y = height * (1 - capacity_bytes / top)
-        parts.append(grid_line(0, y, width, y))
-        parts.append(text_at(width, y + 14, f"{gibibytes(capacity_bytes)} GiB for a process", "end", "tick"))
-    return svg_of(parts, width, height, "GiB during the step")
 
 
 def _in_words(saving: MemorySaving) -> str:

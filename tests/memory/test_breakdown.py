@@ -11,9 +11,8 @@ from lightning_predict.advice.memory_savings import memory_report
 from lightning_predict.base.units import MEBIBYTE
 from lightning_predict.hardware import gpu
 from lightning_predict.memory.breakdown import memory_breakdown
-from lightning_predict.memory.step_memory import total_bytes
 from lightning_predict.record.trace import Memory, Trace
-from lightning_predict.reports.memory import curve_lines, folded_modules, memory_chart
+from lightning_predict.reports.memory import folded_modules
 from tests.known import known
 
 BLOCKS, WIDTH, ROWS = 8, 512, 16 * 1024
@@ -62,16 +61,3 @@ def test_activations_are_listed_by_module_or_unknown_without_tensors(trace: Trac
     assert memory_breakdown(replace(trace, memory=Memory()), gpu("L4")) is None
     unseen = tuple(replace(operation, outputs=()) for operation in trace.operations)
     assert memory_breakdown(replace(trace, operations=unseen), gpu("L4")) is None
-
-
-def test_curve_rises_to_peak_and_falls_in_backward_pass(trace: Trace) -> None:
-    report = known(memory_report(trace, gpu("L4")))
-    curve, top = report.breakdown.curve, max(report.breakdown.curve)
-    # Without free blocks, the highest point is the process minus the allocator's cache.
-    kept = sum(part.bytes for part in report.breakdown.parts if part.name.startswith("allocator"))
-    assert top == pytest.approx(report.breakdown.total_bytes - kept)
-    assert curve[0] < top > curve[-1]
-    bars = [line.count("█") for line in curve_lines(curve, report.need.capacity_bytes)[2:]]
-    assert bars == sorted(bars)
-    assert report.need.capacity_bytes == pytest.approx(total_bytes(gpu("L4")))
-    assert "<polyline" in memory_chart(curve, report.need.capacity_bytes)
