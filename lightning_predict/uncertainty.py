@@ -388,9 +388,6 @@ SEVERAL_GPUS: Final = 0.16
 Sia's steps on 2 to 8 cards over those on one card deviate from the predicted ratios by 0.02 to 0.2 (six pairs of model
 and card, `benchmarks.accuracy several-cards` beside `sia`): 0.095 in the mean square, times 1.645."""
 
-SERVER_HOST_WIDTH: Final = 0.7
-"""Width of the interval of launches on servers of many GPUs, relative to any unmeasured host, on a log scale."""
-
 STRAGGLER_WAIT: Final = np.array((0.0, 1.0, 4.0))  # (low, middle, high)
 """Low end, middle and high end of the wait for the slowest GPU, relative to its mean.
 
@@ -405,12 +402,6 @@ def on_several_gpus(ends: _Array) -> _Array:
         return ends
     away = np.log(ends / middle)
     widened: _Array = middle * np.exp(np.array((-1.0, 0.0, 1.0)) * independent(away, SEVERAL_GPUS))
-    return widened
-
-
-def server_host(factors: tuple[float, float]) -> _Array:
-    """Return (low, 1, high) of the launches' time on a server, from the ends of any unmeasured host."""
-    widened: _Array = np.array((factors[0], 1.0, factors[1])) ** SERVER_HOST_WIDTH
     return widened
 
 

@@ -55,7 +55,6 @@ from lightning_predict.timeline.simulation import (
 )
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
-from lightning_predict.uncertainty import server_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +392,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     """
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in which host and device alternate
-    launched = launching * server_host((host.low_factor, host.high_factor))
+    launched = launching * np.array((host.low_factor, 1.0, host.high_factor))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
     ratios: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
     return ratios
