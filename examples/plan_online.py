@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_predict.planning.exports import write_plan
 from lightning_predict.planning.files import read_problem, read_situation
-from lightning_predict.planning.gantt_chart import plan_table
+from lightning_predict.planning.plan_table import plan_table
 from lightning_predict.planning.policies import cheapest_plan
 from lightning_predict.planning.problem import Plan
 

@@ -3,7 +3,7 @@
     pip install lightning-predict[planning]
     python examples/plan_team_jobs.py
 
-Prints the plan and what each queue rule would cost instead; writes the chart, a SkyPilot task and a Slurm script for
+Prints the plan and what each queue rule would cost instead; writes a SkyPilot task and a Slurm script for
 each job to `plan/`. The times are made up; `lightning_predict.planning.files` takes them from saved traces.
 """
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_predict.planning.exports import write_plan
 from lightning_predict.planning.files import read_problem
-from lightning_predict.planning.gantt_chart import plan_table
+from lightning_predict.planning.plan_table import plan_table
 from lightning_predict.planning.policies import cheapest_plan, policy
 from lightning_predict.planning.simulator import simulate
 

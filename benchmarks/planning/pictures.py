@@ -17,10 +17,11 @@ from rich.table import Table
 
 from benchmarks.planning.study import Comparison
 from lightning_predict.base.errors import MissingDependencyError
-from lightning_predict.planning.gantt_chart import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+COLORS: Final = "#4878a8 #d1733b #5a9a5a #b05070 #8a6db1 #8c6d4f #c98fb0 #7f7f7f #a8a23c #3f9fa8".split()  # Of policies
 
 _TITLE: Final = (
     "Medians over the seeds. every: between two jobs. restart: lost by a move. saved: against the best queue rule of "

@@ -19,13 +19,13 @@ from lightning_predict.base.files import named_file
 from lightning_predict.planning.expected_cost import missed_deadlines
 from lightning_predict.planning.exports import plan_json, write_plan
 from lightning_predict.planning.files import read_problem, read_situation
-from lightning_predict.planning.gantt_chart import plan_table
 from lightning_predict.planning.objective import least_usd
+from lightning_predict.planning.plan_table import plan_table
 from lightning_predict.planning.policies import MANY_JOBS, candidates, cheapest_plan
 from lightning_predict.planning.problem import Plan
 from lightning_predict.reports.format import usd
 
-_WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
+_WRITTEN: Final = ("plan.json", "sky", "slurm")
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
 
     Args:
         jobs: A YAML file of machines, limits and jobs.
-        output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
+        output: Folder to write the plan, SkyPilot tasks and Slurm scripts to.
         method: Planner: milp, or a queue rule such as fifo or edf.
         state: YAML file with the progress of a running plan, whose remaining work is planned again.
     """

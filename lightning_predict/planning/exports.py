@@ -1,4 +1,4 @@
-"""Export of a plan to a folder: JSON, a chart, and files for SkyPilot and Slurm.
+"""Export of a plan to a folder: JSON, and files for SkyPilot and Slurm.
 
 `schedule.txt` of each engine lists commands with their times. It is the only file that states when a job starts.
 
@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 from lightning_predict.base.errors import PlanningFormatError
 from lightning_predict.base.escaping import comment_line, one_line
 from lightning_predict.base.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
-from lightning_predict.planning.gantt_chart import gantt_page
 from lightning_predict.planning.problem import (
     Job,
     MachineType,
@@ -47,7 +46,7 @@ Files = dict[str, str]  # Contents by file name
 
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
     """Write a plan's files; return messages about others. Jobs that run in the state `since` are not started."""
-    files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
+    files = {"plan.json": plan_json(plan) + "\n"}
     refused: list[str] = []
     for engine, write in (("sky", skypilot_tasks), ("slurm", slurm_scripts)):
         if (folder / engine / SCHEDULE).is_file():  # tasks of an earlier plan must not be mistaken for the new ones

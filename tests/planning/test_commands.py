@@ -26,14 +26,14 @@ def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     assert "node 0: 4 GPUs of large" in out
     # It cannot be carried out, and says why, before anybody rents a machine for a script that ends at once.
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gantt.html", "plan.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["plan.json"]
     assert "Written to" in out
     assert "Nothing is written for SkyPilot: a names no command" in " ".join(out.split())
     jobs = written(tmp_path, still | {"jobs": [job | {"command": "python train.py"} for job in DOCUMENT["jobs"]]})
     assert main(["plan", str(jobs), "--output", str(tmp_path / "out")]) == 0
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     engines = ["sky/a.yaml", "sky/node-0-large.yaml", "sky/schedule.txt", "slurm/a.sh", "slurm/schedule.txt"]
-    assert names == ["gantt.html", "plan.json", *engines]
+    assert names == ["plan.json", *engines]
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(6.0)  # 1 h of large
 
 

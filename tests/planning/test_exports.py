@@ -243,7 +243,7 @@ def test_folder_has_no_tasks_of_an_earlier_plan(tmp_path: Path) -> None:
     assert [words.partition(": ")[2].partition(". ")[0] for words in refused] == [
         "a, b name no command that starts the training"
     ] * 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gantt.html", "plan.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]
     assert write_plan(MOVED, BUCKETS, tmp_path) != ()  # none for Slurm
     assert (tmp_path / "sky" / "a-2.yaml").exists()
     (tmp_path / "slurm").mkdir()
