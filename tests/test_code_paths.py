@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.record.recorded_on import code_path_notes
 from lightning_predict.record.trace import Trace
+from tests.known import known
 from tests.workloads.gpt import Gpt, GptConfig
 
 WIDTH, ROWS, LAYERS = 2048, 4096, 4
@@ -108,7 +109,7 @@ def test_own_loop_over_batches_is_predicted_as_accumulation(strategy: str, most:
         return lp.predict(trace, ["2x" + GPU], strategy=words).items_in_order[0]
 
     single, looped = predicted(1, strategy), predicted(4, strategy)
-    assert looped.memory.allocated.middle < most * single.memory.allocated.middle
+    assert known(looped.memory.allocated).middle < most * known(single.memory.allocated).middle
     accumulated = predicted(1, f"{strategy},accumulate=4")
     assert looped.iteration_seconds == pytest.approx(accumulated.iteration_seconds, rel=0.02)
 
