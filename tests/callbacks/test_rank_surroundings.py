@@ -39,7 +39,7 @@ def test_training_equals_a_run_without_callbacks(seen: Seen, strategy: str, case
     assert (first["predicted"], second["predicted"]) == (True, False)
     assert second["said"] == []
     failed = {said.split(":")[0].rpartition("/")[2].strip("'") for said in first["said"]}
-    files = {"lightning_predict_budget.json", "predictions.json", "progress.json", "trace.json"}
+    files = {"lightning_predict_budget.json", "predictions.json", "trace.json"}
     assert failed == (files if "rank 0 is full" in case else set())
     assert set(first["files"]) == files - failed
 
