@@ -319,7 +319,7 @@ def _notes(advice: Advice) -> Iterator[str]:
         if head == CLOSED or (head == UNTESTED and change.simulated_gain is None):
             return change.name
         if head == UNTESTED and change.simulated_gain is not None:
-            return f"{change.name} {_times(change.simulated_gain)}{_elsewhere(change, advice)}"
+            return f"{change.name} {_times(change.simulated_gain)}{_elsewhere(change)}"
         return f"{change.name} {_ends(change.gain)}"
 
     known = [
@@ -327,7 +327,6 @@ def _notes(advice: Advice) -> Iterator[str]:
         for head, group in _others(advice).items()
         if group
     ]
-    yield from _padded_parts(advice)
     yield from known[:MAX_NOTES]
     if list(_full_notes(advice)) != known:
         yield "verbose adds the evidence, the reasons and all names."
@@ -341,13 +340,11 @@ def _full_notes(advice: Advice) -> Iterator[str]:
         if change.evidence is not None:
             names.setdefault(change.evidence, []).append(change.name)
     yield from (f"Evidence ({', '.join(given)}): {evidence}." for evidence, given in names.items())
-    yield from _padded_parts(advice)
     for head in (ALIKE, SLOWER, NOISE):
         if others[head]:
             yield f"{head}: {'; '.join(f'{change.name} {_ends(change.gain)}' for change in others[head])}."
     if others[UNTESTED]:
-        simulated = (f"{one.name} ({_simulated(one)}{_by_padding(one, advice, ', ')})" for one in others[UNTESTED])
-        yield f"{UNTESTED}: {'; '.join(simulated)}."
+        yield f"{UNTESTED}: {'; '.join(f'{one.name} ({_simulated(one)})' for one in others[UNTESTED])}."
     reasons: dict[str | None, list[str]] = {}
     for change in others[CLOSED]:
         reasons.setdefault(change.why_not, []).append(change.name)
@@ -362,34 +359,10 @@ def _simulated(change: EvaluatedChange) -> str:
     return f"simulated {_times(change.simulated_gain)}{on}"
 
 
-def _elsewhere(change: EvaluatedChange, advice: Advice) -> str:
-    """Return the largest simulated gain on another GPU if clearly larger than on the first; its part by padding."""
-    best, gain = _largest(change)
-    on = f"{_times(gain)} on {best}" if gain >= (1 + NOTICEABLE) * (change.simulated_gain or 1.0) else ""
-    told = on + _by_padding(change, advice, ", " if on else "")
-    return f" ({told})" if told else ""
-
-
-def _largest(change: EvaluatedChange) -> tuple[str, float]:
-    return max(change.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
-
-
-def _padded_parts(advice: Advice) -> Iterator[str]:
-    """Yield the part of compile's gain, if it has a row, that comes from padding."""
-    for change in numbered(advice):
-        if part := _by_padding(change, advice, ""):
-            on = "".join(f", {_times(value)} on {name}" for name, value in list(change.simulated_gains.items())[1:])
-            yield f"Gain of {change.name}, simulated: {_times(change.simulated_gain or 1.0)}{on}; {part}."
-
-
-def _by_padding(change: EvaluatedChange, advice: Advice, comma: str) -> str:
-    """Return the part of compile's gain that comes from padding odd sizes, which differs widely between GPUs."""
-    padding = next((other for other in advice.changes if other.name == "padding"), None)
-    if change.name != "compile" or padding is None:
-        return ""
-    gpu, gain = _largest(padding)
-    where = "" if gpu == _largest(change)[0] else f" on {gpu}"
-    return f"{comma}{_times(gain)} of it by padding odd sizes{where}" if gain >= 1 + NOTICEABLE else ""
+def _elsewhere(change: EvaluatedChange) -> str:
+    """Return the largest simulated gain on another GPU, if it is clearly larger than on the first."""
+    best, gain = max(change.simulated_gains.items(), key=lambda item: item[1], default=("", 0.0))
+    return f" ({_times(gain)} on {best})" if gain >= (1 + NOTICEABLE) * (change.simulated_gain or 1.0) else ""
 
 
 def _rent(advice: Advice) -> Iterator[str]:

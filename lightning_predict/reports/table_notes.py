@@ -17,7 +17,7 @@ from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse,
 from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.memory.step_memory import MemoryNeed
-from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, significant, usd_per_hour
+from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, usd_per_hour
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated, lacked_bytes
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
@@ -34,10 +34,6 @@ NoteRule = Callable[[AbstractPredictions], Iterable[str]]  # Yields a note if it
 _Key = TypeVar("_Key")
 
 MAX_NOTES: Final = 3  # Maximum number of notes below a table without `verbose`
-
-LOADER_RATE: Final = 5000.0
-"""Samples per second and machine above which a loader may not keep up: a rounded figure for about 32 cores that
-decode JPEG images."""
 
 LARGE_INDIRECT_SHARE: Final = 0.1
 """A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict this share of GPU time."""
@@ -303,18 +299,6 @@ def _beside_steps(line: TableLine) -> float:
     return max(abs(total - run.iterations * line.step_seconds), run.beside.high - run.beside.low) / total
 
 
-def _loader_rate(predictions: AbstractPredictions) -> Iterator[str]:
-    rates = {
-        row.gpu: row.samples_per_second / row.layout.nodes
-        for row in predictions.values()
-        if row.num_gpus > 1 and row.samples_per_second is not None and row.loader_seconds == 0
-    }
-    most = max(rates, key=rates.__getitem__, default=None)
-    if most is not None and rates[most] >= LOADER_RATE:
-        rate = significant(rates[most])
-        yield f"{most}: each machine needs {rate} samples/s from its loader, whose speed was not measured."
-
-
 def _old_prices(predictions: AbstractPredictions) -> Iterator[str]:
     if predictions.made_on is None:
         return
@@ -415,7 +399,6 @@ NOTES: Final[Mapping[str, NoteRule]] = {
     "folded": _folded,
     "ambiguous name": _ambiguous_name,
     "epoch": _epoch,
-    "loader rate": _loader_rate,
     "old prices": _old_prices,
     "plain": _given(lambda note: not is_decisive(note) and not is_detail(note)),
     "indirect": _indirect,
