@@ -215,7 +215,7 @@ DEEPSPEED = {
 }
 ACCELERATE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
 ARGUMENTS = "micro_batch_size: 2\ngradient_accumulation_steps: 4\nfsdp: [full_shard]\ntensor_parallel_size: 2\n"
-NEOX = "pipe-parallel-size: 2\nmodel-parallel-size: 2\ncheckpoint-activations: true\nzero_optimization: {stage: 1}\n"
+NEMO = "trainer: {devices: 8, num_nodes: 2}\nmodel: {tensor_model_parallel_size: 2, optim: {name: fused_adam}}\n"
 SCRIPT = "TP=2\nargs=(--tensor-model-parallel-size $TP --micro-batch-size 1 --global-batch-size 8)\n"
 STATE = {"global_step": 10, "train_batch_size": 4, "log_history": [{"train_runtime": 5.5}]}
 
@@ -255,7 +255,7 @@ READERS = {
     "training arguments": Reader(
         "h.yaml", text("h.yaml", ARGUMENTS), lambda folder: parse_strategy(str(folder / "h.yaml"))
     ),
-    "gpt-neox": Reader("n.yml", text("n.yml", NEOX), lambda folder: parse_strategy(str(folder / "n.yml"))),
+    "NeMo": Reader("n.yml", text("n.yml", NEMO), lambda folder: parse_strategy(str(folder / "n.yml"))),
     "shell script": Reader("m.sh", text("m.sh", SCRIPT), lambda folder: parse_strategy(str(folder / "m.sh"))),
     "trainer state": Reader(
         "trainer_state.json",
@@ -330,10 +330,7 @@ DEEP = b"[" * 100_000
 HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "DeepSpeed: a stage between": ("DeepSpeed", lambda good: good.replace(b'"stage": 2', b'"stage": 2.0')),
     "DeepSpeed: a list for a dtype": ("DeepSpeed", lambda good: good.replace(b'"fp32"', b'["fp32"]')),
-    "gpt-neox: a list for a number": (
-        "gpt-neox",
-        lambda good: good.replace(b"parallel-size: 2", b"parallel-size: [2]"),
-    ),
+    "NeMo: a list for a number": ("NeMo", lambda good: good.replace(b"parallel_size: 2", b"parallel_size: [2]")),
     "accelerate: a list for a table": (
         "accelerate",
         lambda good: good.replace(b"{fsdp_sharding", b"[{fsdp_sharding").replace(b"}", b"}]"),

@@ -1,8 +1,8 @@
 """Translates parallel configurations of other projects to strategy texts, for `parse_strategy`.
 
 Supported are arguments of Megatron and NeMo (also in a shell script), torchtitan's TOML files, JSON files of DeepSpeed
-and Hugging Face's Trainer, YAML files of accelerate, axolotl, LLaMA-Factory, Trainer, gpt-neox, nanotron, NeMo,
-torchtune, litgpt and LLM Foundry, and strategy objects of Lightning.
+and Hugging Face's Trainer, YAML files of accelerate, axolotl, LLaMA-Factory, Trainer and NeMo, and strategy objects of
+Lightning.
 
 Every key of a file is translated, refused because its effect on time or memory is not predicted, or listed in one
 warning as without effect on the strategy. Example::
@@ -167,11 +167,6 @@ class _Keys:
         for old in [old for old, new in names.items() if old in self._left and new not in self._left]:
             self._left[names[old]], self._names[names[old]] = self._left.pop(old), self._names.pop(old)
         return self
-
-    def take(self, earlier: _Keys, part: str) -> None:
-        """Move the keys with a part in their names from the table that held them in earlier versions of a project."""
-        for key in [key for key in earlier._left if part in key]:
-            self._left[key], self._names[key] = earlier.read(key), key
 
     def is_on(self, key: str) -> bool:
         """Return whether a key is set. A table counts as set unless it is empty or has `enabled: false`."""
@@ -408,12 +403,9 @@ _TORCHTITAN_DTYPES: Final[Mapping[str, str]] = {"param": "bfloat16", "reduce": "
 
 
 def _torchtitan(keys: _Keys) -> ForeignOptions:
-    sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training")
-    for earlier in (training, keys.table("experimental")):  # until 2025
-        sharing.take(earlier, "parallel")
-    training.rename({"batch_size": "local_batch_size"}).refuse("enable_cpu_offload")
+    sharing, training = keys.table("parallelism", "degree", "fqns"), keys.table("training", "parallel")
+    training.refuse("enable_cpu_offload", "batch_size", "compile")  # the last two: until 2025
     keys.table("optimizer").refuse("early_step_in_backward")
-    sharing.rename({"data_parallel_degree": "data_parallel_shard_degree"})
     replicas = sharing.number("data_parallel_replicate_degree") or 1
     shard = sharing.number("data_parallel_shard_degree")  # None means all remaining GPUs
     options: ForeignOptions = {"data": "ddp" if shard == 1 else "fsdp" if replicas == 1 else "hybrid"}
@@ -442,8 +434,7 @@ def _torchtitan(keys: _Keys) -> ForeignOptions:
     options |= _TORCHTITAN_RECOMPUTED[recomputed] | _torchtitan_float8(keys)
     compiled = keys.table("compile")
     components = compiled.read("components", ["model", "loss"])
-    is_compiled = training.read("compile") or compiled.read("enable")
-    if is_compiled and isinstance(components, list) and "model" in components:
+    if compiled.read("enable") and isinstance(components, list) and "model" in components:
         # torchtitan compiles each transformer block
         options["kernels"] = "compile-blocks" if "loss" in components else "compile-blocks+eager_loss"
     gathered, reduced = (training.text(f"mixed_precision_{part}", of) for part, of in _TORCHTITAN_DTYPES.items())
@@ -475,8 +466,8 @@ def _torchtitan_float8(keys: _Keys) -> ForeignOptions:
     converters = keys.table("model").read("converters")
     names = [str(name) for name in converters] if isinstance(converters, list) else str(converters).split(",")
     own = keys.table("float8")
+    own.refuse("enable_float8_linear")  # until 2025
     recipe = own.text("recipe_name", "tensorwise")
-    names += ["float8"] if own.read("enable_float8_linear") else []
     recipe = keys.table("quantize").table("linear").table("float8").text("recipe_name", recipe)
     if any("mx" in name for name in names):
         return {"fp8": "mx"}
@@ -545,7 +536,7 @@ def _deepspeed_file(keys: _Keys, name: str) -> ForeignOptions:
     return _deepspeed(keys.part(read_json(file, InvalidArgumentError).mapping(), str(file)))
 
 
-# --- YAML: accelerate, axolotl, Hugging Face's Trainer, LLaMA-Factory, gpt-neox and nanotron
+# --- YAML: accelerate, axolotl, Hugging Face's Trainer and LLaMA-Factory
 
 _SHARDING: Final[Mapping[str, str]] = {  # Strategies by names and numbers of torch's `ShardingStrategy`
     **dict.fromkeys(("FULL_SHARD", "1"), "fsdp"),
@@ -595,9 +586,8 @@ def _project(keys: _Keys) -> ForeignOptions:
     if keys.path.endswith(".json"):
         return _deepspeed(keys)
     raise InvalidArgumentError(
-        f"strategy={keys.path!r} is no YAML of accelerate, axolotl, Hugging Face's Trainer, gpt-neox, nanotron, NeMo, "
-        f"torchtune, litgpt or LLM Foundry: it has none of {', '.join(name for names in _PROJECTS for name in names)}. "
-        "Say the sharing as 'fsdp,tensor=8'."
+        f"strategy={keys.path!r} is no YAML of accelerate, axolotl, LLaMA-Factory, Hugging Face's Trainer or NeMo: it "
+        f"has none of {', '.join(name for names in _PROJECTS for name in names)}. Say the sharing as 'fsdp,tensor=8'."
     )
 
 
@@ -663,11 +653,10 @@ def _fsdp(keys: _Keys, *, mixed: str | None, sharding: str = "FULL_SHARD") -> Fo
         data = "fsdp" if reshard else "zero2"
     options: ForeignOptions = {"data": data}
     options |= {"recompute": "full"} if read("activation_checkpointing") else {}
-    policy = str(read("mixed_precision") or "PURE").upper()  # of LLM Foundry
-    if mixed is None or data == "ddp" or policy == "FULL":
+    if mixed is None or data == "ddp":
         return options
     options |= {} if data == "zero2" else {"param_dtype": mixed}
-    return options | {"reduce_dtype": "float32" if policy == "DEFAULT" else mixed}
+    return options | {"reduce_dtype": mixed}
 
 
 def _trainer(keys: _Keys) -> ForeignOptions:
@@ -705,94 +694,10 @@ def _accumulated_in_pipeline(options: ForeignOptions) -> ForeignOptions:
     return {"micro_batches": 1} if options.get("pipeline", 1) != 1 else {}
 
 
-def _neox(keys: _Keys) -> ForeignOptions:
-    """Translate gpt-neox's YAML: DeepSpeed's keys and Megatron's degrees."""
-    keys.table("pipeline")  # a table of gpt-neox, which DeepSpeed's own files do not have
-    options = _deepspeed(keys) | keys.options({"model_parallel_size": "tensor", "pipe_parallel_size": "pipeline"})
-    options |= _accumulated_in_pipeline(options)
-    if options.get("tensor", 1) == 1:
-        keys.read("sequence_parallel")
-    else:
-        options |= keys.options({"sequence_parallel": {"true": _SEQUENCE}})
-        keys.refuse("partition_activations")
-    if keys.read("checkpoint_activations"):
-        keys.refuse("checkpoint_num_layers")
-        options["recompute"] = "full"
-    keys.refuse("moe_num_experts")
-    return options
-
-
-_NANOTRON: Final[Translation] = {
-    "dp": "groups",
-    "tp": "tensor",
-    "pp": "pipeline",
-    "context_parallel_size": "context",
-    "expert_parallel_size": "expert",
-    "pp_engine": {"1f1b": {}, "afab": {"schedule": "gpipe"}},
-    "recompute_layer": {"true": {"recompute": "full"}},
-}
-
-
-def _nanotron(keys: _Keys) -> ForeignOptions:
-    sharing, optimizer = keys.table("parallelism", "parallel", "recompute"), keys.table("optimizer")
-    options = {"data": "ddp"} | optimizer.options({"zero_stage": {"1": {"data": "zero1"}}}) | sharing.options(_NANOTRON)
-    options |= optimizer.options({"accumulate_grad_in_fp32": {"true": {"reduce_dtype": "float32"}}})
-    mode, again = sharing.text("tp_mode").upper(), sharing.read("tp_recompute_allgather", True)
-    if options.get("tensor", 1) != 1 and mode.endswith("REDUCE_SCATTER"):
-        options |= {"sequence": True} | ({"gather_again": True} if again else {})
-    batches = _batches(keys.table("tokens"), "", "micro_batch_size", "batch_accumulation_per_replica")
-    return options | _accumulated_in_pipeline(options) | batches
-
-
-# --- torchtune, litgpt and LLM Foundry
-
-_TORCHTUNE: Final = {  # Keys of torchtune by axolotl's names
-    "batch_size": "micro_batch_size",
-    "tensor_parallel_dim": "tensor_parallel_size",
-    "context_parallel_dim": "context_parallel_size",
-    "data_parallel_replicate_dim": "dp_replicate_size",
-    "data_parallel_shard_dim": "dp_shard_size",
-}
-
-
-def _torchtune(keys: _Keys) -> ForeignOptions:
-    keys.rename(_TORCHTUNE).refuse("optimizer_in_bwd", "early_step_in_backward")
-    keys.read("tensor_parallel_plan")
-    options: ForeignOptions = {"data": "zero2" if keys.read("fsdp_reshard_after_forward") is False else "fsdp"}
-    options |= keys.options(_DEGREES) | _replicated(keys)
-    options |= keys.options({"compile": {"true": {"kernels": "compile-blocks"}}})
-    options |= keys.options({"enable_activation_checkpointing": {"true": {"recompute": "full"}}})
-    return options | _batches(keys, "", "micro_batch_size", "gradient_accumulation_steps")
-
-
-def _litgpt(keys: _Keys) -> ForeignOptions:
-    """Translate litgpt's YAML: `hybrid` to pretrain, FSDP with recomputed blocks to fine-tune, if on several GPUs."""
-    counts = keys.number("devices"), keys.number("num_nodes")
-    batches = _batches(keys.table("train"), "global_batch_size", "micro_batch_size", "accumulated")
-    if counts[0] == 1 and counts[1] in (None, 1):
-        return {"data": "ddp"} | batches
-    tuned: ForeignOptions = {"data": "fsdp", "recompute": "full"}
-    return _on_gpus(tuned if keys.has("checkpoint_dir") else {"data": "hybrid"}, *counts) | batches
-
-
-def _foundry(keys: _Keys) -> ForeignOptions:
-    keys.refuse("tp_config")
-    mixed = DTYPE_WORDS.get(keys.text("precision").removeprefix("amp_"))
-    batches = _batches(keys, "global_train_batch_size", "device_train_microbatch_size", "accumulated")
-    if not keys.is_on("fsdp_config"):
-        return {"data": "ddp"} | batches
-    return _fsdp(keys, mixed=mixed) | batches
-
-
 _PROJECTS: Final[Mapping[tuple[str, ...], Callable[[_Keys], ForeignOptions]]] = {
-    ("pipe_parallel_size", "model_parallel_size"): _neox,
     ("distributed_type",): _accelerate,
-    ("parallelism",): _nanotron,
-    ("global_train_batch_size", "device_train_microbatch_size"): _foundry,
-    ("micro_batch_size", "per_device_train_batch_size", "deepspeed", "fsdp", "fsdp_config"): _trainer,
+    ("micro_batch_size", "per_device_train_batch_size", "deepspeed", "fsdp"): _trainer,
     ("trainer",): _nemo,
-    ("train",): _litgpt,
-    ("batch_size",): _torchtune,
 }
 """Functions that translate a file, by keys that identify the project; the first match counts."""
 
