@@ -46,7 +46,6 @@ class Assumptions:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options such as
             `fsdp,tensor=8` (see `layouts/strategy.py`). On a single GPU, only the option `accumulate` has an
             effect.
-        method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource`. None uses the
             configured address, the cache, and the package's weights.
         offers: Offers to take prices from; None uses the offers of the package.
@@ -75,7 +74,6 @@ class Assumptions:
     """
 
     strategy: Strategy = field(default_factory=Strategy)
-    method: str = "auto"
     weights: AnyWeights = None
     offers: Sequence[Offer] | None = None
     usd_per_hour: UserPrice = None
@@ -90,10 +88,6 @@ class Assumptions:
     measured: OwnRates | None = None
 
     def __post_init__(self) -> None:
-        if self.method != "auto":
-            from lightning_predict.kernels.measured_scaling import check_method
-
-            check_method(self.method)
         check_price(self.usd_per_hour)
         weights_source(self.weights)
         if self.interconnect is not None:

@@ -38,7 +38,6 @@ class MachineProfile:
     Attributes:
         host: CPU class of the machines, or a factor on the recorded CPU time; see `Assumptions`.
         release: PyTorch version of the run.
-        method: How kernels are predicted.
         skew: Skew of the lookups in embedding tables, as `skew_of` parses it.
         interconnect: Bandwidths of the links; None for those of the catalogue.
         usd_per_hour: The user's own price of one GPU, for all GPUs or by name.
@@ -56,7 +55,6 @@ class MachineProfile:
 
     host: str | float | None = None
     release: str | None = None
-    method: str = "auto"
     cores_per_node: int | None = None
     weights: WeightsSource = field(default_factory=WeightsSource)
     skew: str | None = None
@@ -102,7 +100,6 @@ class MachineProfile:
         return Assumptions(
             strategy=strategy,
             kernels=kernels,
-            method=self.method,
             weights=self.weights,
             offers=prices.offers,
             usd_per_hour=prices.usd_per_hour,
@@ -168,7 +165,6 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
     return MachineProfile(
         host=document.optional("host", _text_or_number, None),
         release=document.optional("release", Checked.words, None),
-        method=document.optional("method", lambda value: value.choice(("auto", "mlp", "wave")), "auto"),
         cores_per_node=document.optional("cores_per_node", _count, None),
         weights=replace(weights_source(weights), offline=document.optional("offline", Checked.flag, False)),
         skew=str(path.parent / skew) if isinstance(skew, str) else None if skew is None else str(skew),
@@ -198,7 +194,7 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
     )
 
 
-TOP_KEYS: Final = frozenset("host release method cores_per_node weights offline skew columns".split())
+TOP_KEYS: Final = frozenset("host release cores_per_node weights offline skew columns".split())
 """Keys before the first table."""
 
 TABLE_KEYS: Final[Mapping[str, frozenset[str]]] = {  # Keys of each table

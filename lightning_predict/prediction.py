@@ -59,7 +59,6 @@ def predict(  # noqa: D417
     evaluation_seconds: float = 0.0,
     num_nodes: int = 1,
     strategy: str | Strategy | LightningStrategy = "ddp",
-    method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
@@ -96,7 +95,7 @@ def predict(  # noqa: D417
 
     Raises:
         UnknownGpuError: The catalogue does not have a named GPU, or lacks the GPU that recorded a trace without shapes.
-        InvalidArgumentError: `gpus` is empty, or a price, layout, strategy, method or number of iterations is invalid.
+        InvalidArgumentError: `gpus` is empty, or a price, layout, strategy or number of iterations is invalid.
         TraceError: The trace has no operations, or has neither shapes nor kernels.
         WeightsError: Weights cannot be found or trusted. An unreachable address only adds a note.
     """
@@ -114,7 +113,6 @@ def predict(  # noqa: D417
     layouts = layouts_to_predict(gpus, num_nodes=num_nodes, offers=offers, usd_per_hour=usd_per_hour)
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
-        method=method,
         offers=offers,
         usd_per_hour=usd_per_hour,
         weights=weights,

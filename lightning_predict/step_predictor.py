@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.interval import NOTHING, Interval
-from lightning_predict.base.note import ASSUMED_VALUES, Note, decisive
+from lightning_predict.base.note import ASSUMED_VALUES, Note
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
@@ -36,7 +36,6 @@ from lightning_predict.record.recorded_on import (
 )
 from lightning_predict.record.torch_releases import for_torch_release, release_of
 from lightning_predict.record.trace import Trace, measured_seconds, weighted_kinds
-from lightning_predict.reports.format import listed
 from lightning_predict.run.workload import (
     STEPS_SHOWN,
     Run,
@@ -111,9 +110,7 @@ class StepPredictor:
         needed = targets if origin is None else (*targets, origin)
         models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
         # GPUs, kernel models and assumptions
-        self.setting = PredictionContext(
-            targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.interconnect
-        )
+        self.setting = PredictionContext(targets, origin, models, assumptions.host_assumed, assumptions.interconnect)
         self._model_notes = () if models is None else models.notes
         kinds, self._shares = weighted_kinds(trace)
         # Each kind of step, predicted on a single GPU of each model
@@ -238,7 +235,6 @@ class StepPredictor:
         unknown_gpu = unknown_gpu_note(self.trace)
         return (
             *([] if unknown_gpu is None else [unknown_gpu]),
-            *_wave_scaling_note(self.setting),
             *_notes(self.kinds),
             *_kinds_note(self.trace),
             *self._model_notes,
@@ -310,25 +306,6 @@ class StepPredictor:
         if factor is not None:
             run = run.scaled(factor.run, factor.run_spread)
         return run.cut_off(self._workload.time_limit_seconds)
-
-
-def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
-    """Return a note if wave scaling predicts GPUs of another architecture.
-
-    Libraries choose other kernels on another architecture, so wave scaling is inaccurate there.
-    """
-    origin = setting.origin
-    if setting.method != "wave" or origin is None:
-        return ()
-    others = [gpu.name for gpu in setting.gpus if gpu.architecture != origin.architecture]
-    if not others:
-        return ()
-    return decisive(
-        [
-            f"Wave scaling assumes the kernels of the {origin.name}. On {listed(others)}, libraries choose other "
-            "kernels, so times may be far too long or too short. Leave out the method."
-        ]
-    )
 
 
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:

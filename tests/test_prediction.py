@@ -152,8 +152,6 @@ def test_measured_kernels_or_steps_correct_predictions_of_other_gpus() -> None:
     believed = float(transferable_residuals(np.array([math.log(ratio / direct)]), np.array([0]))[0])
     assert scaled == pytest.approx(direct * math.exp(0.75 * believed))
     assert min(direct, ratio) < scaled < max(direct, ratio)
-    by_ratio = lp.predict(measured_trace(), gpus=["L4"], method="mlp")["L4"]
-    assert by_ratio.device_seconds == pytest.approx(ratio)
     predicted = alone["T4"].iteration_seconds
     result = lp.predict(replace(measured_trace(), operations=(PRODUCT,)), gpus=["T4", "L4"])
     assert result["T4"].unmeasured_seconds == pytest.approx(predicted)
@@ -178,18 +176,6 @@ def test_a_faster_host_makes_a_launch_bound_step_faster() -> None:
 def test_invalid_host_factor_is_rejected(factor: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"or a ratio of times; give a number above 0, for example 0\.5"):
         lp.predict(TRACE, ["T4"], host=factor)
-
-
-def test_wave_scaling_can_be_chosen() -> None:
-    table = lp.predict(measured_trace(), gpus=["L4", "T4"], method="wave")
-    assert table["L4"].coverage == {"wave": 1.0}
-    # Ada and Turing choose their own kernels, so the recorded ones say little; the T4 alone has no such warning.
-    warning = (
-        "Wave scaling assumes the kernels of the T4. On L4, libraries choose other kernels, so times may be far too "
-    )
-    assert warning + "long or too short. Leave out the method." in table.notes
-    alone = lp.predict(measured_trace(), gpus=["T4"], method="wave")
-    assert not any(note.startswith("Wave scaling") for note in alone.notes)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +210,6 @@ def test_unknown_gpu_error_suggests_similar_names() -> None:
         ({"num_nodes": 0}, "num_nodes=0; a layout has at least one whole machine"),
         ({"num_nodes": 1.5}, "num_nodes=1.5; a layout has at least one whole machine"),
         ({"strategy": "magic"}, "strategy='magic' is not known"),
-        ({"method": "magic"}, "method='magic' is not known"),
         ({"usd_per_hour": 0}, "usd_per_hour=0 is not a price"),
     ],
 )

@@ -75,7 +75,6 @@ def largest_batches(  # noqa: D417
     trace: Trace,
     gpus: str | Sequence[str] = ALL,
     *,
-    method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
@@ -94,7 +93,7 @@ def largest_batches(  # noqa: D417
         InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
         LightningPredictError: `predict` failed.
     """
-    assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
+    assumptions = Assumptions(offers=offers, usd_per_hour=usd_per_hour, weights=weights)
     layouts = layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour)
     scaled = ScaledMemory(trace)
     shown = shown_layouts(trace, layouts, None, assumptions)

@@ -82,7 +82,7 @@ class RuntimePredictor(Predicts, FitCallback):
 
     Raises:
         UnknownGpuError: The catalogue does not contain one of the names.
-        InvalidArgumentError: There are no GPUs, a number of steps is below 1, the method is unknown, a price or a
+        InvalidArgumentError: There are no GPUs, a number of steps is below 1, a price or a
             deadline is not positive, two lengths of an epoch are given, or `save_trace` or `json_file` cannot be the
             name of a file.
         WeightsNotFoundError: `weights` does not exist.

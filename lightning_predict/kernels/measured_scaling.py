@@ -26,7 +26,6 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.base.interval import Interval
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.corrections import (
@@ -58,10 +57,6 @@ from lightning_predict.uncertainty import (
     summed_by_owner,
     transferred_part,
 )
-
-Method = Literal["auto", "mlp", "wave"]
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
-
 
 KernelRelation = Literal["same code", "same units", "other units"]
 KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
@@ -111,34 +106,18 @@ class WorkTimes:
         )
 
 
-def check_method(method: str) -> Method:
-    """Validate the name of a method."""
-    for known in METHODS:
-        if method == known:
-            return known
-    raise InvalidArgumentError(f"method={method!r} is not known; choose one of {', '.join(map(repr, METHODS))}.")
-
-
 def predict_work_times(
-    trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
+    trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None
 ) -> WorkTimes:
     """Predict the GPU time of a trace's work.
 
-    `origin` is None without measured kernels. Without `models`, rooflines are used. `method` is `auto`, `mlp` or
-    `wave`.
+    `origin` is None without measured kernels. Without `models`, rooflines are used.
     """
-    chosen = check_method(method)
     items = work_items(trace)
-    measured = origin is not None and trace.has_measured_kernels
-    if chosen == "wave" and not measured:
-        raise InvalidArgumentError(
-            f"method='wave' scales measured kernels, and this trace (recorded on {trace.device!r}) holds none from a "
-            "GPU of the catalogue. Record it on a CUDA GPU, or use method='auto'."
-        )
     direct = _direct(trace, items, gpus if origin is None else [*gpus, origin], models)
-    if origin is None or not measured:
-        return direct if origin is None else _without_last(direct)
-    return _from_measurements(trace, direct, gpus, origin, chosen)
+    if origin is None:
+        return direct
+    return _from_measurements(trace, direct, gpus, origin) if trace.has_measured_kernels else _without_last(direct)
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> WorkTimes:
@@ -193,7 +172,7 @@ def _without_last(timed: WorkTimes) -> WorkTimes:
     )
 
 
-def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> WorkTimes:
+def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], origin: Gpu) -> WorkTimes:
     """Scale the measured seconds to other GPUs. The last row of `direct` is the prediction for the origin."""
     kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
     measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
@@ -201,19 +180,18 @@ def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], ori
     alone = _without_last(direct)
     at_origin = direct.seconds[-1]
     usable = (measured > 0) & (at_origin > 0)
-    by_ratio = usable & np.array([_goes_by_ratio(direct, i, method) for i in range(len(kernels))], dtype=np.bool_)
+    by_ratio = usable & np.array([_goes_by_ratio(direct, i) for i in range(len(kernels))], dtype=np.bool_)
     correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
     kinship = _kinships(direct.items, by_ratio, gpus, origin)
     kinship = np.where(_cannot_run_on(gpus, kernels, origin), KERNEL_RELATIONS.index("other units"), kinship)
-    carried: Array = np.log(correction)
-    if method == "auto":
-        exponent = np.array([RATIO_EXPONENTS[each] for each in KERNEL_RELATIONS])[kinship]
-        known = _known(direct)
-        shrunk = transferable_residuals(carried, _groups(direct, by_ratio))
-        chosen_by_library = kinship == KERNEL_RELATIONS.index("same units")
-        carried = exponent * np.where((known[:-1] & known[-1]) | chosen_by_library, shrunk, carried)
+    residuals: Array = np.log(correction)
+    exponent = np.array([RATIO_EXPONENTS[each] for each in KERNEL_RELATIONS])[kinship]
+    known = _known(direct)
+    shrunk = transferable_residuals(residuals, _groups(direct, by_ratio))
+    chosen_by_library = kinship == KERNEL_RELATIONS.index("same units")
+    carried = exponent * np.where((known[:-1] & known[-1]) | chosen_by_library, shrunk, residuals)
 
-    by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), FORMULA_SPREAD)
+    by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace), FORMULA_SPREAD)
     scaled = alone.seconds * np.exp(carried)
     by_models = ratio_interval(alone.interval, scaled, kinship)
     is_origin = np.array([[target == origin] for target in gpus])
@@ -308,12 +286,10 @@ def _own_rates(items: Sequence[WorkItem], measured: Array, predicted: Array, mis
     return np.array([seconds / expected for seconds, expected in pairs])
 
 
-def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
-    """Return whether an item scales by a ratio; with `auto`, vector operations without a network scale by waves."""
+def _goes_by_ratio(direct: WorkTimes, column: int) -> bool:
+    """Return whether an item scales by a ratio; vector operations without a network scale by waves."""
     item = direct.items[column]
-    if method != "auto" or not item.shapes:
-        return method == "mlp"
-    if item.unknown:
+    if not item.shapes or item.unknown:
         return False
     by_figures = direct.shares["formula"][:, column] + direct.shares["roofline"][:, column]  # (gpus,)
     is_modelled = bool((by_figures < 0.5).all())
@@ -367,12 +343,11 @@ def _wave_scaled(
     gpus: Sequence[Gpu],
     origin: Gpu,
     trace: Trace,
-    method: Method,
 ) -> Array:
     """Apply wave scaling to the measured seconds of each item, (gpus, items); scale matmuls of extensions by rates."""
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
-    by_name = set() if method == "wave" else {index for index, item in enumerate(items) if _is_outside(trace, item)}
+    by_name = {index for index, item in enumerate(items) if _is_outside(trace, item)}
     for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
         intensity, dtype = _intensity(item.shapes)
         for kernel in launched:

@@ -24,7 +24,6 @@ class PredictionContext:
     gpus: tuple[Gpu, ...]  # The GPU models, without duplicates
     origin: Gpu | None  # GPU on which the steps were recorded; None without CUDA, or if the catalogue lacks the GPU
     models: KernelModels | None  # Trained kernel models; None uses rooflines
-    method: str  # How kernels are predicted, see `kernels/measured_scaling.py`
     host: Host  # Assumptions about the CPU
     links: Interconnect | None = None  # Known properties of the links between GPUs; None without any
 
@@ -60,7 +59,7 @@ def step_of_one_process(trace: Trace) -> Trace:
 def single_steps(trace: Trace, context: PredictionContext) -> SingleGpuSteps:
     """Predict the step on a single GPU of each model."""
     alone = step_of_one_process(trace)
-    timed = predict_work_times(alone, context.gpus, origin=context.origin, models=context.models, method=context.method)
+    timed = predict_work_times(alone, context.gpus, origin=context.origin, models=context.models)
     if context.origin is None or not alone.measured_steps:
         steps = predict_steps(alone, timed, context.gpus, origin=context.origin, host=context.host)
         return SingleGpuSteps(trace, alone, timed, context.host, steps, None)

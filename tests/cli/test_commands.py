@@ -234,7 +234,6 @@ def test_predict_rejects_invalid_options(options: list[str], message: str, trace
         ("links.pcie = 'fast'", "links.pcie is 'fast'; expected one of switch, root, host, virtual."),
         ("host = 0", "host=0 is not a CPU class (fast, median, slow) or a ratio of times"),
         ("release = 'new'", "release='new' is not a release of torch; give one as text"),
-        ("method = 'magic'", "method is 'magic'; expected one of auto, mlp, wave."),
         ("skew = 'much'", "much' is not an exponent of Zipf's law (0: uniform) or an existing CSV file"),
         ("weights = 'nowhere'", "nowhere' does not exist"),
         ("prices.region = 'r'", "prices.region is for a price file of your own; give prices.file, too."),
@@ -260,7 +259,6 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
         """
         host = "fast"
         release = "2.6"
-        method = "wave"
         cores_per_node = 16
         weights = "mine"
         offline = true
@@ -281,7 +279,7 @@ def test_profile_sets_all_assumptions(tmp_path: Path, profile: Profile) -> None:
     )
     told = read_machine_profile(path)
     own = told.assumptions(told.prices(), strategy=Strategy())
-    assert (own.host, own.release, own.method, own.cores_per_node) == ("fast", "2.6", "wave", 16)
+    assert (own.host, own.release, own.cores_per_node) == ("fast", "2.6", 16)
     assert own.weights == WeightsSource(path=str(tmp_path / "mine"), offline=True)
     assert own.interconnect == interconnect_of(network_gbps=80, busbw=20, pcie="switch")
     assert own.charges == Charges(minimum_minutes=60)

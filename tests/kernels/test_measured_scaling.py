@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.hardware import gpu
 from lightning_predict.kernels.measured_scaling import (
     RATIO_EXPONENTS,
@@ -125,12 +124,11 @@ def test_a_rate_that_the_user_measured_is_not_applied_to_measured_kernels_again(
     assert predict_work_times(lost, [slow], origin=slow, models=MODELS).seconds[0, 3] == pytest.approx(0.5)
 
 
-@given(slower=st.floats(1, 10), method=st.sampled_from(["auto", "mlp", "wave"]))
-def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float, method: str) -> None:
+@given(slower=st.floats(1, 10))
+def test_a_longer_measurement_never_makes_a_prediction_shorter(slower: float) -> None:
     before = trace(measured=True)
     short, long = (
-        predict_work_times(one, [BIG, SMALL], origin=SMALL, models=MODELS, method=method)
-        for one in (before, slowed(before, slower))
+        predict_work_times(one, [BIG, SMALL], origin=SMALL, models=MODELS) for one in (before, slowed(before, slower))
     )
     assert (long.seconds >= short.seconds * (1 - 1e-12)).all()
     assert (long.interval.high >= short.interval.high * (1 - 1e-12)).all()
@@ -153,10 +151,9 @@ def test_copy_from_host_scales_with_bandwidth_of_its_link() -> None:
     recorded = Trace(operations=(copied,), device="cuda", recorder="profiler", gpu_reported_name="Test H100")
     h100, t4 = gpu("H100-SXM-80GB"), gpu("T4")
     narrow = replace(t4, name="T4-x4", pcie_bytes_per_second=t4.pcie_bytes_per_second / 4)
-    for method in ("auto", "wave"):
-        timed = predict_work_times(recorded, [t4, narrow], origin=h100, models=MODELS, method=method)
-        # PCIe 5 and PCIe 3 of 16 lanes, and a quarter of the latter.
-        assert timed.seconds[:, 0] == pytest.approx([4 * 0.004, 16 * 0.004], rel=0.02)
+    timed = predict_work_times(recorded, [t4, narrow], origin=h100, models=MODELS)
+    # PCIe 5 and PCIe 3 of 16 lanes, and a quarter of the latter.
+    assert timed.seconds[:, 0] == pytest.approx([4 * 0.004, 16 * 0.004], rel=0.02)
 
 
 def test_an_operation_whose_kernels_are_missing_is_predicted_and_one_of_the_host_takes_nothing() -> None:
@@ -272,30 +269,12 @@ def test_a_recorded_step_is_predicted_on_the_other_gpu_that_ran_it(origin: str, 
     assert timed.seconds[0, same_code].sum() == pytest.approx(math.fsum(truth[same_code]), rel=0.05)
 
 
-def test_measurement_stands_on_its_gpu_and_wave_scales_everything_else() -> None:
+def test_measurement_stands_on_its_gpu_and_shares_add_up_to_one() -> None:
     timed = predict_work_times(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS)
     np.testing.assert_allclose(timed.seconds[1], [0.5, 0.003, 0.006])
     np.testing.assert_array_equal(timed.shares["measured"], [[0, 0, 0], [1, 1, 1]])
     np.testing.assert_allclose(timed.interval.high[1] / timed.seconds[1], MEASURED_SPREAD)
-    wave = predict_work_times(trace(measured=True), [BIG], origin=SMALL, models=MODELS, method="wave")
-    np.testing.assert_array_equal(wave.shares["wave"][0], [1, 1, 1])
-    ratio = predict_work_times(trace(measured=True), [BIG], origin=SMALL, models=MODELS, method="mlp")
-    np.testing.assert_array_equal(ratio.shares["mlp"][0], [1, 0, 0])
-    np.testing.assert_array_equal(ratio.shares["roofline"][0], [0, 1, 0])
-    np.testing.assert_array_equal(ratio.shares["wave"][0], [0, 0, 1])  # nothing but its kernel is known
-
-
-@pytest.mark.parametrize("method", ["auto", "mlp", "wave"])
-def test_shares_add_up_to_one(method: str) -> None:
-    timed = predict_work_times(trace(measured=True), [BIG, SMALL], origin=SMALL, models=MODELS, method=method)
     np.testing.assert_allclose(sum(timed.shares.values()), np.ones((2, 3)))
-
-
-def test_unknown_methods_and_wave_scaling_without_kernels_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"method='wave' scales measured kernels, and this trace .*'cpu'"):
-        predict_work_times(trace(measured=False), [BIG], origin=None, models=MODELS, method="wave")
-    with pytest.raises(InvalidArgumentError, match=r"method='magic' is not known; choose one of 'auto', 'mlp', 'wave'"):
-        predict_work_times(trace(measured=False), [BIG], origin=None, models=MODELS, method="magic")
     empty = Trace(operations=(), device="cpu", recorder="dispatch")
     assert predict_work_times(empty, [BIG], origin=None, models=MODELS).seconds.shape == (1, 0)
 

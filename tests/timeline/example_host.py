@@ -1,6 +1,13 @@
-"""A host whose five overheads are whole microseconds, each another, and the device's own start."""
+"""A host whose five overheads are whole microseconds, each another, the device's own start, and work by ratios."""
 
-from lightning_predict.record.trace import PHASES
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from lightning_predict.hardware.records import Gpu
+from lightning_predict.kernels import measured_scaling
+from lightning_predict.kernels.measured_scaling import KERNEL_RELATIONS, WorkTimes, predict_work_times
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.record.trace import PHASES, Trace
 from lightning_predict.timeline.host import HostModel, Overheads
 from lightning_predict.timeline.simulation import START_SECONDS
 
@@ -15,3 +22,12 @@ OVERHEADS = Overheads(
     without_launch=ALONE * 1e-6,
 )
 HOST = HostModel(by_phase=dict.fromkeys(PHASES, OVERHEADS))
+
+
+def work_by_ratio(trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu, models: KernelModels) -> WorkTimes:
+    """Time work with measured kernels by the whole ratio of predictions on two GPUs, whatever their kernels are."""
+    with (
+        patch.object(measured_scaling, "RATIO_EXPONENTS", dict.fromkeys(KERNEL_RELATIONS, 1.0)),
+        patch.object(measured_scaling, "transferable_residuals", lambda residuals, _groups: residuals),
+    ):
+        return predict_work_times(trace, gpus, origin=origin, models=models)

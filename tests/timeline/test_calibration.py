@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lightning_predict.base.note import is_decisive
 from lightning_predict.base.ties import NOTICEABLE
-from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.record.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from lightning_predict.timeline.calibration import (
     GAP_SECONDS,
@@ -25,6 +24,7 @@ from lightning_predict.uncertainty import ASSUMED_SPREAD, FORMULA_SPREAD, SURROG
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
 from tests.known import known
+from tests.timeline.example_host import work_by_ratio
 
 DATA = TensorInfo((1024, 1024), "float32")
 MODELS = half_speed("linear/float32")
@@ -89,15 +89,13 @@ def recorded(
 def predicted(trace: Trace, *, host_factor: float = 1.0) -> dict[str, StepPrediction]:
     """The step on each of four GPUs: SMALL is in use, OLD like it, BIG twice as fast for a product."""
     gpus = [SMALL, LIKE_SMALL, OLD, BIG]
-    work = predict_work_times(trace, gpus, origin=SMALL, models=MODELS, method="mlp")
+    work = work_by_ratio(trace, gpus, origin=SMALL, models=MODELS)
     steps = predict_steps(trace, work, gpus, origin=SMALL, host=Host(host_factor))
     return {step.gpu: step for step in steps}
 
 
 def calibrated(trace: Trace) -> StepCalibration:
-    return calibrate_step(
-        trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, Host()
-    )
+    return calibrate_step(trace, work_by_ratio(trace, [SMALL], origin=SMALL, models=MODELS), SMALL, Host())
 
 
 OTHERS = ("LIKE-SMALL", "OLD", "BIG")
@@ -260,7 +258,7 @@ def test_profiled_host_is_faster_by_the_slowdown_of_profilers() -> None:
 
 def test_unprofiled_or_assumed_host_applies_without_kernels() -> None:
     trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
-    timed = predict_work_times(trace, [SMALL], origin=None, models=MODELS)
+    timed = work_by_ratio(trace, [SMALL], origin=None, models=MODELS)
     assert calibrate_step(trace, timed, None, Host(2.0)).host.factor == 2
     assert calibrated(trace).residual_seconds == 0
     trace = recorded(100, 10e-6)
@@ -274,7 +272,7 @@ def test_unprofiled_or_assumed_host_applies_without_kernels() -> None:
 
 def in_a_loop(trace: Trace, *, host: float) -> Trace:
     """The trace with clock readings of a host that is faster by a factor without the profiler."""
-    timed = predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp")
+    timed = work_by_ratio(trace, [SMALL], origin=SMALL, models=MODELS)
     replay = RecordedSimulation(trace, timed, HostModel(), GAP)
     return replace(
         trace,

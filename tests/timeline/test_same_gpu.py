@@ -10,6 +10,7 @@ from lightning_predict.timeline.same_gpu_check import SameGpuCheck, corrected_it
 from lightning_predict.uncertainty import SURROGATE_SPREAD
 from tests.example_gpu import BIG, SMALL
 from tests.known import known
+from tests.timeline.example_host import work_by_ratio
 from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product
 
 EXPONENT = RATIO_EXPONENTS["same units"]
@@ -57,7 +58,7 @@ def test_device_is_corrected_by_part_of_the_error_and_the_host_by_all() -> None:
     assert check.bound_by == "host"
     assert check.device_factor == 1
     assert check.host_factor == pytest.approx(3)
-    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
+    work = work_by_ratio(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(3 * expected)
     assert other.high_seconds == pytest.approx(SURROGATE_SPREAD * 3 * expected)
@@ -67,7 +68,7 @@ def test_device_is_corrected_by_part_of_the_error_and_the_host_by_all() -> None:
 def test_measured_kernels_and_steps_without_a_check_are_not_corrected() -> None:
     trace = measured_trace(0.51)
     check = same_gpu_check(trace, SMALL, MODELS)
-    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
+    work = work_by_ratio(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.26, rel=1e-3)  # half of the kernel's 0.5, and the 10 ms beyond it
     assert not any(note.startswith("Other GPUs") for note in other.notes)
@@ -91,6 +92,6 @@ def test_python_work_is_not_an_error_of_the_device() -> None:
     check = known(same_gpu_check(trace, SMALL, MODELS))
     assert check.predicted_seconds == pytest.approx(0.03 + PREDICTED, rel=1e-3)
     assert check.device_factor == pytest.approx(2**EXPONENT, rel=1e-3)
-    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
+    work = work_by_ratio(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.03 + PREDICTED / 2 * 2**EXPONENT, rel=1e-3)

@@ -16,6 +16,7 @@ from lightning_predict.timeline.step_prediction import StepPrediction, predict_s
 from lightning_predict.uncertainty import MEASURED_SPREAD, SLOWEST_HOST, interval_of_sum, wait_elsewhere
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_models import half_speed
+from tests.timeline.example_host import work_by_ratio
 
 LARGE, TINY = TensorInfo((4096, 4096), "float32"), TensorInfo((4, 4), "float32")
 MODELS = half_speed("linear/float32")
@@ -102,7 +103,7 @@ def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: flo
 
 def test_gpu_in_use_has_measured_step() -> None:
     trace = measured_trace(0.51)
-    work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
+    work = work_by_ratio(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
     own, other = predict_steps(trace, work, [SMALL, BIG], origin=SMALL)
     assert own.seconds == 0.51
     # Three steps at 0.98, 1 and 1.03 of the middle; repeated runs differ by 5 %, their median by its root of 3.
@@ -116,7 +117,7 @@ def test_gpu_in_use_has_measured_step() -> None:
 def test_time_outside_operations_is_added_on_every_gpu() -> None:
     # 100 kernels of 30 us and gaps of 1 us, the first 23.9 us after the start: 3,123.9 us of a step of 5 ms.
     trace = measured_trace(5e-3, kernels=100, kernel_seconds=30e-6)
-    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
+    work = work_by_ratio(trace, [BIG], origin=SMALL, models=MODELS)
     beyond = 5000 - (23.9 + 100 * (30 + 1))
     (other,) = predict_steps(trace, work, [BIG], origin=SMALL)
     # BIG takes 15 us for a kernel, and waits for 100 launches, of 23.3 us each.
@@ -212,7 +213,7 @@ def profiled(number: int, kernel_microseconds: float) -> Operation:
 def microseconds(*operations: Operation, waits: tuple[HostWait, ...] = ()) -> float:
     """A step recorded on SMALL, predicted on BIG, which takes half as long for a product."""
     trace = Trace(operations=operations, device="cuda", recorder="profiler", waits=waits)
-    work = predict_work_times(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"), method="mlp")
+    work = work_by_ratio(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"))
     (step,) = predict_steps(trace, work, [BIG], origin=SMALL)
     return step.seconds * 1e6
 
