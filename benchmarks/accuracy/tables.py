@@ -60,6 +60,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "dgxc-more": pages.more_dgxc_cases,
     "torchtitan-large": pages.large_titan_cases,
     "ibm": pages.ibm_cases,
+    "internevo": pages.internevo_cases,
     "kempner": pages.kempner_cases,
     "large-steps": pages.large_step_cases,
     "several-cards": several_cards.several_card_cases,

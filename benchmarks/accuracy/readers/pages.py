@@ -235,6 +235,33 @@ def ibm_cases(_data: Path) -> Iterator[Case]:
             )
 
 
+INTERNEVO: Final[Mapping[int, Mapping[int, float]]] = {
+    1: {8: 4062, 16: 3842, 32: 3752, 64: 3690, 128: 3571, 256: 3209, 512: 2861, 1024: 2271},
+    2: {8: 3822, 16: 3595, 32: 3475, 64: 3438, 128: 3308, 256: 3094, 512: 2992, 1024: 2785},
+}
+"""Tokens/s a GPU by tensor-parallel degree and number of A100, InternLM/InternEvo, `doc/en/train_performance.md` at
+c628a8c (Apache-2.0): InternLM-7B, 2,048 tokens, two samples a GPU four times a step, the optimizer's state over all
+replicas, machines joined by four links of 100 Gbit/s. Rows whose state is shared within a machine alone are left out:
+no public word says so. Its norms, rotary positions and loss are fused kernels; the step here is plain PyTorch."""
+
+
+def internevo_cases(_data: Path) -> Iterator[Case]:
+    """Yield the rows of `INTERNEVO`."""
+    for tensor, rates in INTERNEVO.items():
+        for count, rate in rates.items():
+            batch = 2 * tensor
+            yield Case(
+                source="one machine" if count == 8 else "2 to 32 machines" if count <= 256 else "64 and 128 machines",
+                model="internlm-7b",
+                gpu=machines("A100-SXM-80GB", count),
+                step=llama_step("internlm-7b", 2048, batch),
+                measured=4 * 2048 * batch / tensor / rate,
+                release="2.1",
+                network_gbps=400,
+                strategy=strategy_text("zero1", tensor=tensor, micro_batches=1, accumulate=4),
+            )
+
+
 KEMPNER: Final = (
     # model, GPUs, tensor, samples, accumulated, compiled, seconds, GiB
     ("llama3-8b", 1, 1, 2, 4, True, 3.13, 80.7),

@@ -69,6 +69,7 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "llama2-13b": _llama(40, 5120, 40, 40, 13824, 32000),
     "llama2-34b": _llama(48, 8192, 64, 8, 22016, 32000),
     "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000),
+    "internlm-7b": _llama(32, 4096, 32, 32, 11008, 103168),
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
     "llama3.2-3b": replace(_llama(28, 3072, 24, 8, 8192, 128256), is_tied=True),
     "llama3-15b": _llama(40, 5120, 40, 8, 17920, 128256),
