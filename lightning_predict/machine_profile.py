@@ -38,7 +38,7 @@ class MachineProfile:
     Attributes:
         host: CPU class of the machines, or a factor on the recorded CPU time; see `Assumptions`.
         release: PyTorch version of the run.
-        skew: Skew of the lookups in embedding tables, as `skew_of` parses it.
+        skew: Skew of the lookups in embedding tables: the exponent of Zipf's law.
         interconnect: Bandwidths of the links; None for those of the catalogue.
         usd_per_hour: The user's own price of one GPU, for all GPUs or by name.
         price_file: The user's own price file.
@@ -57,7 +57,7 @@ class MachineProfile:
     release: str | None = None
     cores_per_node: int | None = None
     weights: WeightsSource = field(default_factory=WeightsSource)
-    skew: str | None = None
+    skew: float | None = None
     interconnect: Interconnect | None = None
     usd_per_hour: UserPrice = None
     price_file: Path | None = None
@@ -161,13 +161,12 @@ def read_machine_profile(path: Path | None) -> MachineProfile:
     weights = document.optional("weights", Checked.words, None)
     if weights is not None and "://" not in weights:
         weights = str(path.parent / weights)
-    skew = document.optional("skew", _text_or_number, None)
     return MachineProfile(
         host=document.optional("host", _text_or_number, None),
         release=document.optional("release", Checked.words, None),
         cores_per_node=document.optional("cores_per_node", _count, None),
         weights=replace(weights_source(weights), offline=document.optional("offline", Checked.flag, False)),
-        skew=str(path.parent / skew) if isinstance(skew, str) else None if skew is None else str(skew),
+        skew=document.optional("skew", Checked.number, None),
         interconnect=interconnect_of(
             network_gbps=links.optional("network_gbps", Checked.positive, None),
             busbw=links.optional("busbw", Checked.positive, None),

@@ -17,7 +17,7 @@ from lightning_predict.base.errors import LightningPredictError
 from lightning_predict.cost.current_prices import write_prices
 from lightning_predict.cost.offers import load_offers, read_offers
 from lightning_predict.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
-from lightning_predict.embeddings.tables import EmbeddingTable, read_skew
+from lightning_predict.embeddings.tables import EmbeddingTable
 from lightning_predict.hardware.catalogue import load_catalogue
 from lightning_predict.hardware.user_gpus import read_gpus
 from lightning_predict.kernels.families.collective import bundled_curves
@@ -189,19 +189,6 @@ OWN_GPUS = '[gpu.MINE]\nlike = "T4"\nreported_names = ["NVIDIA Mine"]\nmemory_gi
 
 TABLE = EmbeddingTable(rows=10, dim=4, name="tables.0")
 PLAN = plan_document(sharded_step([Assignment(TABLE, "row_wise")], "2xT4", samples=2), "sgd")
-LOOK_UP = Trace(
-    device="meta",
-    recorder="dispatch",
-    operations=(
-        Operation(
-            name="aten::_embedding_bag",
-            phase="forward",
-            module="tables.0",
-            inputs=(TensorInfo((10, 4), "float32"), TensorInfo((8,), "int64"), TensorInfo((2,), "int64")),
-        ),
-    ),
-)
-
 KEPT = SavedLedger(run="a1b2", use=Use(3600.0, {"usd": (4.1, 3600.0)}), date="2026-11-23T12:00:00+00:00", jobs={})
 
 DEEPSPEED = {
@@ -241,9 +228,6 @@ READERS = {
         "plan.json",
         text("plan.json", json.dumps(PLAN)),
         lambda folder: read_sharding_plan(folder / "plan.json", [TABLE]),
-    ),
-    "sample of indices": Reader(
-        "s.csv", text("s.csv", "table,index\ntables.0,1\n"), lambda folder: read_skew(folder / "s.csv", LOOK_UP)
     ),
     "ledger": Reader(
         "l.json", lambda folder: save_ledger(folder / "l.json", KEPT), lambda f: read_ledger(f / "l.json")

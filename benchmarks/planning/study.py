@@ -521,7 +521,7 @@ def run_study(
 def run_once(study: Study, instance: Instance, name: str) -> StudyRun:
     """Run one policy on one instance, with predicted and with real times."""
     problem, actual = _problem(study, instance)
-    real = simulate(problem, policy(name), actual_seconds=actual, interruptions=instance.seed)
+    real = simulate(problem, policy(name), actual_seconds=actual)
     return StudyRun(
         instance=instance,
         policy=name,

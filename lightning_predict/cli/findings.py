@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.assumptions import Assumptions, Skew
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.base.answers import CommandAnswer, json_value, sentences
 from lightning_predict.base.errors import InvalidArgumentError
 from lightning_predict.cost.energy import PowerGrid
@@ -76,13 +76,8 @@ def findings_of(
     parsed_strategy = parse_strategy(strategy)
     found_step = read()
     step, heading = found_step.trace, found_step.description
-    zipf_alpha: Skew | None = None
-    if told.skew is not None:
-        from lightning_predict.embeddings.tables import skew_of
-
-        zipf_alpha = skew_of(told.skew, step)
     assumptions = told.assumptions(
-        prices, strategy=parsed_strategy, history=read_history(), zipf_alpha=zipf_alpha, kernels=kernels
+        prices, strategy=parsed_strategy, history=read_history(), zipf_alpha=told.skew, kernels=kernels
     )
     workload = remaining_steps(
         step,

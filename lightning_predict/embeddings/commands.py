@@ -21,7 +21,7 @@ from lightning_predict.base.units import gibibytes_to_bytes
 from lightning_predict.cost.prediction import on_offered_network
 from lightning_predict.embeddings.placement import TablePlacement, place_tables
 from lightning_predict.embeddings.step import ShardingPlan, plan_document
-from lightning_predict.embeddings.tables import skew_of, tables_of_trace, with_skew
+from lightning_predict.embeddings.tables import tables_of_trace, with_skew
 from lightning_predict.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings, WholeStep
 from lightning_predict.hardware.layouts import Layout, layout_of
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, link_assumption_notes
@@ -47,7 +47,6 @@ def shard(
     table_gib: float | None = None,
     profile: Path | None = None,
     output: Path | None = None,
-    timeline: Path | None = None,
 ) -> CommandAnswer:
     """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit in memory.
 
@@ -63,7 +62,6 @@ def shard(
         table_gib: Memory of each GPU available to tables (default: 85 %).
         profile: TOML file with the machines, links, prices and other assumptions, such as the skew of the lookups.
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
-        timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
     """
     told = read_machine_profile(profile)
     links = told.interconnect or CATALOGUE
@@ -72,7 +70,7 @@ def shard(
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
     step = Trace.load(named_file(trace))
     if told.skew is not None:
-        step = with_skew(step, skew_of(told.skew, step))
+        step = with_skew(step, told.skew)
     traced = tables_of_trace(step)
     placements: dict[str, TablePlacement] = {}
     problems: dict[str, InfeasiblePlanError] = {}
@@ -98,7 +96,7 @@ def shard(
         wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
     notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
     shardings = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
-    written = shardings.write(optimizer, output, timeline)
+    written = shardings.write(optimizer, output)
     return CommandAnswer(
         data=lambda: shardings.as_dict() | {"written": written},
         show=lambda: print("\n".join([*shardings.lines(), *(f"Written: {path}" for path in written)])),
@@ -120,7 +118,7 @@ def _whole_steps(
     origin = gpu_in_use(trace)
     names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
     models = kernel_models(tuple(dict.fromkeys(names)), weights)
-    setting = PredictionContext(targets, origin, models, "auto", UNKNOWN_HOST, links)
+    setting = PredictionContext(targets, origin, models, UNKNOWN_HOST, links)
     single = single_steps(trace, setting)
     sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
     shared = sharded.shared(single)
@@ -182,19 +180,12 @@ class _Shardings:
             "critical_path": None if whole is None else whole.critical_path,
         }
 
-    def write(self, optimizer: str, output: Path | None, timeline: Path | None) -> list[str]:
-        """Write the fastest plan and its timeline to files, and return their names."""
-        files = {}
-        if output is not None:
-            files[output] = json.dumps(plan_document(self.fastest, optimizer), indent=2) + "\n"
-        if timeline is not None:
-            whole = self.whole(self.fastest)
-            if whole is None:
-                raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
-            files[timeline] = json.dumps(whole.chrome_trace())
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-        return list(map(str, files))
+    def write(self, optimizer: str, output: Path | None) -> list[str]:
+        """Write the fastest plan to a file, and return its name."""
+        if output is None:
+            return []
+        output.write_text(json.dumps(plan_document(self.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
+        return [str(output)]
 
     def lines(self) -> list[str]:
         rows = [_plan_row(plan, self.whole(plan)) for placement in self.placements.values() for plan in placement.plans]

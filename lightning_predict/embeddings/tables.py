@@ -12,15 +12,12 @@ a single row. Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from lightning_predict.assumptions import Skew
-from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError
-from lightning_predict.kernels.families.embedding import ZIPF, zipf_exponent
+from lightning_predict.kernels.families.embedding import ZIPF
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.roofline import SECTOR_BYTES
@@ -230,31 +227,3 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
             for operation in trace.operations
         ),
     )
-
-
-SAMPLE_COLUMNS: Final = ("table", "index")
-
-
-def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
-    """Parse the skew of the lookups: an exponent of Zipf's law, or a CSV file with sampled indices."""
-    try:
-        return float(words)
-    except ValueError:
-        if not Path(words).is_file():
-            raise InvalidArgumentError(
-                f"skew={words!r} is not an exponent of Zipf's law (0: uniform) or an existing CSV file."
-            ) from None
-        return read_skew(Path(words), trace)
-
-
-def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
-    """Return the exponent of Zipf's law for each table, fitted to the number of distinct rows among sampled indices."""
-    rows = {table.name: table.rows for table in tables_of_trace(trace).tables}
-    samples: dict[str, list[int]] = {}
-    for row in read_csv(path, InvalidArgumentError, columns=SAMPLE_COLUMNS):
-        name, index = row.member("table").text(), row.member("index").parsed().integer(minimum=0)
-        if name not in rows or index >= rows[name]:
-            known = ", ".join(f"{known} ({count:,} rows)" for known, count in rows.items())
-            raise InvalidArgumentError(f"{path} has index {index} of table {name!r}; the step looks up {known}.")
-        samples.setdefault(name, []).append(index)
-    return {name: zipf_exponent(len(set(indices)), len(indices), rows[name]) for name, indices in samples.items()}

@@ -54,7 +54,6 @@ from lightning_predict.record.trace import Phase, Trace
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
-from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
 from lightning_predict.uncertainty import STRAGGLER_WAIT
 
 AUTO: Final = "auto"
@@ -223,22 +222,6 @@ class WholeStep:
                 else:
                     merged.append((event.name, event.seconds))
         return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
-
-    def chrome_trace(self) -> dict[str, object]:
-        """Return the parts as a Chrome trace (Trace Event format) for ui.perfetto.dev, with a row per queue."""
-        rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
-        placed = (
-            complete_event(
-                event.name,
-                0,
-                int(event.is_transfer),
-                event.start_seconds,
-                event.seconds,
-                {"on the critical path": event.is_critical},
-            )
-            for event in self.events
-        )
-        return chrome_document([*rows, *placed])
 
 
 def _whole_step(

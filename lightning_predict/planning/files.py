@@ -261,8 +261,7 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     Jobs that are not listed have not started. `docs/howto/plan-jobs.md` has an example of such a file.
 
     `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
-    job's times on other machines are then corrected with `measured_hours`. `beside_hours` is the time outside the
-    training steps, equal on all machines: waits for data, validation and checkpoints.
+    job's times on other machines are then corrected with `measured_hours`.
 
     Raises:
         PlanningFormatError: The file is missing or malformed.
@@ -275,10 +274,9 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     running: dict[str, Placement] = {}
     started: dict[str, Configuration] = {}
     measured: dict[str, dict[Configuration, float]] = {}
-    beside: dict[str, float] = {}
     for key, row in document.member("jobs").members().items():
         name = str(key)
-        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours", "beside_hours"})
+        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours"})
         remaining[name] = 1.0 - float(row.member("done").any_number())
         if remaining[name] == 0.0:
             del remaining[name]
@@ -291,14 +289,12 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
             running[name] = Placement(node=row.member("node").integer(), configuration=started[name])
         if row.has("measured_hours"):
             measured[name] = {started[name]: hours_to_seconds(row.member("measured_hours").any_number())}
-            beside[name] = hours_to_seconds(_number(row, "beside_hours", 0.0))
     situation = PlanState(
         now_seconds=now_seconds,
         remaining=dict(sorted(remaining.items())),
         running=running,
         started=started,
         measured=measured,
-        overhead_seconds=beside,
         spent_usd=_number(document, "spent_usd", 0.0),
     )
     check_situation(situation, problem)

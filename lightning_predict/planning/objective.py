@@ -87,18 +87,14 @@ measured over predicted step times that is explained by the neural network."""
 def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run without interruptions: predicted, then corrected by its measured progress.
 
-    All configurations of the measured GPU get the same correction factor. The run's time outside the steps is the same
-    on every GPU, as in `run_correction`. Other GPUs get a power (`ELSEWHERE`) of the remaining factor.
+    All configurations of the measured GPU get the same correction factor. Other GPUs get a power (`ELSEWHERE`) of it.
     """
     measured = situation.measured.get(job.name)
     if not measured:
         return job.seconds
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     factors = {gpus[item.machine]: seconds / job.seconds[item] for item, seconds in measured.items()}
-    mean = math.prod(factors.values()) ** (1 / len(factors))
-    predicted = sum(job.seconds[item] for item in measured) / len(measured)
-    of_any_gpu = min(1.0 + situation.overhead_seconds.get(job.name, 0.0) / predicted, max(mean, 1.0))
-    elsewhere = of_any_gpu * (mean / of_any_gpu) ** ELSEWHERE
+    elsewhere = math.prod(factors.values()) ** (ELSEWHERE / len(factors))
     return {
         item: measured.get(item, seconds * factors.get(gpus[item.machine], elsewhere))
         for item, seconds in job.seconds.items()

@@ -161,8 +161,6 @@ class PlanState:
     restarting: Mapping[str, float] = field(default_factory=dict)
     # Time of the whole run according to the job's own progress, by job and configuration
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
-    # Part of the measured time that is outside the steps, by job: waits for data, validation, checkpoints
-    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0  # Money spent on machines so far
     mean_gap_seconds: float | None = None  # Mean time between two decisions so far, at most the period; None before
 

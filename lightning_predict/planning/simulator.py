@@ -16,11 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
 from lightning_predict.base.errors import InfeasiblePlanError
-from lightning_predict.base.units import hours_to_seconds
-from lightning_predict.planning.objective import expected_seconds, tardiness_usd, working_seconds
+from lightning_predict.planning.objective import expected_seconds, tardiness_usd
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Configuration,
@@ -49,7 +46,6 @@ def simulate(
     *,
     actual_seconds: ActualSeconds | None = None,
     since: PlanState | None = None,
-    interruptions: int | None = None,
 ) -> Plan:
     """Simulate all jobs to their end.
 
@@ -59,8 +55,6 @@ def simulate(
         actual_seconds: Actual times of the jobs. If None, the predicted times are used.
         since: Progress of the jobs. If None, the plan starts at the beginning. Jobs that were submitted before and are
             not in `since.remaining` have ended. The resulting plan contains only later times.
-        interruptions: Random seed for the times at which spot machines are interrupted. If None, the expected slowdown
-            is used instead.
 
     Raises:
         InfeasiblePlanError: The problem cannot be planned, or the policy never starts some jobs.
@@ -69,15 +63,12 @@ def simulate(
     check_problem(problem)
     if since is not None:
         check_situation(since, problem)
-    run = _Simulation(
-        problem=problem, policy=policy, actual_seconds=actual_seconds, since=since, interruptions=interruptions
-    )
+    run = _Simulation(problem=problem, policy=policy, actual_seconds=actual_seconds, since=since)
     if since is not None:
         run.decide()
     while run.arrivals or run.remaining:
         run.advance(run.next_event_seconds())
         run.end_jobs()
-        run.interrupt()
         run.admit_jobs()
         run.decide()
     return run.plan()
@@ -100,10 +91,6 @@ class _Work:
     def remaining_at(self, now_seconds: float) -> float:
         return self.remaining - max(0.0, now_seconds - self.start_seconds) / self.seconds
 
-    def remaining_at_checkpoint(self, now_seconds: float, checkpoint_seconds: float) -> float:
-        worked = max(0.0, now_seconds - self.start_seconds)
-        return self.remaining - worked // checkpoint_seconds * checkpoint_seconds / self.seconds
-
 
 @dataclass(kw_only=True)
 class _Simulation:
@@ -113,7 +100,6 @@ class _Simulation:
     policy: AbstractPolicy
     actual_seconds: ActualSeconds | None
     since: PlanState | None
-    interruptions: int | None
     now_seconds: float = 0.0
     last_decision_seconds: float = 0.0
     remaining: dict[str, float] = field(default_factory=dict)
@@ -123,7 +109,6 @@ class _Simulation:
     first_start: dict[str, float] = field(default_factory=dict)
     machine_usd: dict[str, float] = field(default_factory=dict)
     rented: dict[int, tuple[str, float]] = field(default_factory=dict)
-    interrupted_at: dict[int, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     rentals: list[Rental] = field(default_factory=list)
     outcomes: list[JobOutcome] = field(default_factory=list)
@@ -132,19 +117,17 @@ class _Simulation:
     def __post_init__(self) -> None:
         self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
         self.machines = {machine.name: machine for machine in self.problem.machines}
-        self.random = np.random.default_rng([self.interruptions or 0, 3])
         # Sorted in reverse order, so that the next job to arrive is last.
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
         if self.since is not None:
             self._go_on_from(self.since)
 
     def _seconds(self, job: Job, configuration: Configuration) -> float:
-        """Return the actual time of the job's whole run on this configuration, without simulated interruptions."""
+        """Return the actual time of the job's whole run on this configuration, with expected interruptions."""
         known = self.since or PlanState(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
         known = known if self.actual_seconds is None else replace(known, measured={})
-        time_of = expected_seconds if self.interruptions is None else working_seconds
-        return time_of(real, self.problem, known)[configuration]
+        return expected_seconds(real, self.problem, known)[configuration]
 
     def _go_on_from(self, since: PlanState) -> None:
         """Initialize the state from the progress of a running plan."""
@@ -158,14 +141,14 @@ class _Simulation:
             self._start(name, placement, lost_seconds=since.restarting.get(name, 0.0))
 
     def next_event_seconds(self) -> float:
-        """Return the time of the next submission, end of a job, interruption, or end of a period."""
+        """Return the time of the next submission, end of a job, or end of a period."""
         ends = min((work.end_seconds for work in self.work.values()), default=math.inf)
         arrival = self.arrivals[-1].release_seconds if self.arrivals else math.inf
         patience = max((self.jobs[name].deadline_seconds for name in self.remaining), default=0.0)
         if not self.work and math.isinf(arrival) and self.now_seconds > patience + self.problem.period_seconds:
             raise self._stuck()
         period = self.last_decision_seconds + self.problem.period_seconds if self.remaining else math.inf
-        return max(self.now_seconds, min(ends, arrival, period, *self.interrupted_at.values()))
+        return max(self.now_seconds, min(ends, arrival, period))
 
     def advance(self, until_seconds: float) -> None:
         """Advance the clock. The price of each machine is divided among its jobs, in proportion to their GPUs."""
@@ -204,15 +187,6 @@ class _Simulation:
                 )
             )
 
-    def interrupt(self) -> None:
-        """Remove interrupted spot machines. Their jobs continue from their last checkpoints."""
-        for node in [node for node, at in self.interrupted_at.items() if at <= self.now_seconds + _TOLERANCE_SECONDS]:
-            for name in [name for name, work in self.work.items() if work.placement.node == node]:
-                between = self.problem.checkpoint_seconds or math.inf
-                self.remaining[name] = self.work[name].remaining_at_checkpoint(self.now_seconds, between)
-                self._close_segment(name)
-            self._give_back(node)
-
     def admit_jobs(self) -> None:
         """Add the jobs that have been submitted by the current time."""
         while self.arrivals and self.arrivals[-1].release_seconds <= self.now_seconds:
@@ -238,7 +212,6 @@ class _Simulation:
                     if work.start_seconds > self.now_seconds
                 },
                 measured={name: dict(self.measured[name]) for name in sorted(self.measured.keys() & self.remaining)},
-                overhead_seconds={} if self.since is None else self.since.overhead_seconds,
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),
             )
@@ -305,14 +278,9 @@ class _Simulation:
                 self._give_back(node)
             if node in wanted:
                 self.rented[node] = (wanted[node], self.now_seconds)
-                rate = self.machines[wanted[node]].interruptions_per_hour
-                if rate and self.interruptions is not None:
-                    hours = float(self.random.exponential(1 / rate))
-                    self.interrupted_at[node] = self.now_seconds + hours_to_seconds(hours)
 
     def _give_back(self, node: int) -> None:
         self.rentals.append(self._rental(node, *self.rented.pop(node)))
-        self.interrupted_at.pop(node, None)
 
     def _rental(self, node: int, machine: str, since: float) -> Rental:
         price = rental_usd(seconds=self.now_seconds - since, usd_per_hour=self.machines[machine].usd_per_hour)

@@ -13,7 +13,6 @@ a file does not need torch. A test compares the list with the installed torch.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -62,9 +61,6 @@ _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 LOADER_MARK: Final = "enumerate(DataLoader)#"  # Prefix of the profiler's marker around the `__next__` of a DataLoader
 
 _NODE: Final = "autograd::engine::evaluate_function: "
-_BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
-"""Name of an autograd node. torch 1.8 and 1.9 record nodes without an enclosing call of the engine."""
-
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 
@@ -103,12 +99,7 @@ class _Around:
 def select_operations(profile: Profile) -> list[FoundOperation]:
     """Return the operations of a step, in the order of the host."""
     selector = _Selector(_Nodes(profile))
-    engine_threads = _engine_threads(profile)
-    selected = [
-        item
-        for root in profile.roots
-        for item in selector.select(root, _Around(in_backward=root.thread in engine_threads))
-    ]
+    selected = [item for root in profile.roots for item in selector.select(root, _Around())]
     selected.extend(
         FoundOperation(_stray_name(work, None), None, work.start, None, work=[(work, None)])
         for work in profile.stray_work
@@ -124,26 +115,8 @@ def is_backward_node(call: Call) -> bool:
 
 
 def is_outer_node(call: Call) -> bool:
-    """Return whether a call is the outermost record of a node: the engine's call, or the node in older files."""
-    if call.is_annotation or call.is_launch:
-        return False
-    if call.name.startswith(_NODE):
-        return True
-    if not ("Backward" in call.name or "torch::autograd::" in call.name) or _BARE_NODE.fullmatch(call.name) is None:
-        return False
-    return call.parent is None or call.parent.is_annotation
-
-
-def _engine_threads(profile: Profile) -> frozenset[Thread]:
-    """Find the threads of autograd's engine, which also accumulates gradients between nodes.
-
-    In newer files, accumulation is inside the engine's call. In files of torch 1.8 and 1.9, only the thread identifies
-    accumulation.
-    """
-    if not profile.roots:
-        return frozenset()
-    nodes = {root.thread for root in profile.roots if is_outer_node(root) and not root.name.startswith(_NODE)}
-    return frozenset(nodes - {profile.roots[0].thread})
+    """Return whether a call is the engine's record of a node."""
+    return call.name.startswith(_NODE) and not call.is_annotation and not call.is_launch
 
 
 class _Nodes:

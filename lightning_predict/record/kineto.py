@@ -40,7 +40,6 @@ from lightning_predict.record.attribution import (
 from lightning_predict.record.calls import arguments_of, outputs_of, tensors_of
 from lightning_predict.record.collectives import left_out_collectives
 from lightning_predict.record.events import Call, DeviceWork, Profile, read_profile
-from lightning_predict.record.older_releases import with_current_names
 from lightning_predict.record.phases import PhaseRules
 from lightning_predict.record.recorded_on import unknown_gpu_note, with_named_gpu
 from lightning_predict.record.signatures import backward_inputs
@@ -168,9 +167,8 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
     """Return the Trace of one profiled step."""
     selected = select_operations(profile)
     updates = _updates(profile)
-    operations = with_current_names(
-        [_operation(item, phase, profile) for item, phase in zip(selected, _phases(selected, updates), strict=True)]
-    )
+    phases = _phases(selected, updates)
+    operations = tuple(_operation(item, phase, profile) for item, phase in zip(selected, phases, strict=True))
     loading = microseconds_to_seconds(_loader_microseconds(profile))
     world_size, num_nodes = _processes(profile)
     devices = Counter(work.details.get("device", 0) for item in selected for work, _ in item.work)

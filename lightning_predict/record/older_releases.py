@@ -1,16 +1,9 @@
-"""Converts profiles of older torch releases to current names and arguments, and current steps to releases before 2.0.
+"""Converts current steps to torch releases before 2.0.
 
-* torch 1.8 and 1.9 name the backward pass of a convolution after its library, and list the image before the gradient.
-* Before torch 2.1, profiles lack strides and paddings of convolutions. Strides and paddings are derived from the sizes
-  of image, filter and result. The result is the gradient in the backward pass, or else the input of a following
-  operation.
 * Before torch 2.0, `torch.optim` updated tensors one by one, and `zero_grad` filled gradients with zeros.
 * Before torch 2.0, attention was two matmuls and a softmax.
 * Before torch 1.11, softmax kept its input for the backward pass, and before 1.10, ReLU did so.
 * Before torch 1.10, autocast ran GELU in float32 (github.com/pytorch/pytorch/pull/59639).
-
-    >>> solved_geometry(image=224, filter_size=7, result=112)  # ResNet's first convolution: stride 2, padding 3
-    (2, 3)
 """
 
 from __future__ import annotations
@@ -18,126 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from lightning_predict.record.signatures import ATTENTION, ATTENTION_KERNEL, WRITTEN_OUT
 from lightning_predict.record.trace import Operation, TensorInfo, Trace
-
-CONVOLUTION: Final = "aten::convolution"
-CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
-
-_IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkldnn_convolution_backward"})
-"""Backward passes whose inputs are (image, gradient, weight). The current order is (gradient, image, weight)."""
-
-_LARGEST_STRIDE: Final = 32
-_NEXT_READERS: Final = 3
-"""Number of operations after a convolution in which the convolution's result is searched as an input.
-
-The reader of the result is usually a bias or a normalisation."""
-
-
-def with_current_names(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Give operations of older releases their current names, and add missing strides to convolutions."""
-    renamed = [_renamed(operation) for operation in operations]
-    if not any(_lacks_strides(operation) for operation in renamed):
-        return tuple(renamed)
-    results: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
-    for operation in renamed:
-        if operation.name == CONVOLUTION_BACKWARD and len(operation.inputs) >= 3:
-            gradient, image, weight = operation.inputs[:3]
-            results[image.shape, weight.shape] = gradient.shape
-    return tuple(_completed(renamed, results))
-
-
-def _renamed(operation: Operation) -> Operation:
-    if operation.name not in _IMAGE_FIRST:
-        return operation
-    inputs = operation.inputs
-    if len(inputs) >= 3:
-        inputs = (inputs[1], inputs[0], *inputs[2:])
-    return replace(operation, name=CONVOLUTION_BACKWARD, inputs=inputs)
-
-
-def _lacks_strides(operation: Operation) -> bool:
-    return operation.name in (CONVOLUTION, CONVOLUTION_BACKWARD) and "stride" not in operation.arguments
-
-
-def _completed(
-    operations: Sequence[Operation], results: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-) -> Iterator[Operation]:
-    for index, operation in enumerate(operations):
-        pair = _image_and_weight(operation) if _lacks_strides(operation) else None
-        if pair is None:
-            yield operation
-            continue
-        image, weight = pair
-        result = results.get((image.shape, weight.shape))
-        if result is None and operation.name == CONVOLUTION:
-            result = _read_next(operations[index + 1 : index + 1 + _NEXT_READERS], image, weight)
-        arguments = None if result is None else convolution_arguments(image.shape, weight.shape, result)
-        yield operation if arguments is None else replace(operation, arguments={**operation.arguments, **arguments})
-
-
-def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | None:
-    tensors = operation.inputs[1:3] if operation.name == CONVOLUTION_BACKWARD else operation.inputs[:2]
-    if len(tensors) < 2 or len(tensors[0].shape) != len(tensors[1].shape) or len(tensors[0].shape) < 3:
-        return None
-    return tensors[0], tensors[1]
-
-
-def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
-    """Return the first shape that a following operation reads and that can be the result of the convolution."""
-    for operation in after:
-        for tensor in operation.inputs[:1]:
-            shape = tensor.shape
-            if len(shape) == len(image.shape) and shape[:2] == (image.shape[0], weight.shape[0]):
-                return shape
-    return None
-
-
-def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
-    """Derive the arguments of a convolution from its shapes; None if no arguments fit.
-
-    Args:
-        image: Shape (batch, channels, *sizes).
-        weight: Shape (output channels, channels per group, *sizes).
-        result: Shape (batch, channels, *sizes).
-    """
-    solved = [
-        solved_geometry(image=i, filter_size=k, result=r)
-        for i, k, r in zip(image[2:], weight[2:], result[2:], strict=True)
-    ]
-    known = [pair for pair in solved if pair is not None]
-    if len(known) < len(solved) or weight[1] < 1 or image[1] % weight[1]:
-        return None
-    return {
-        "stride": [stride for stride, _ in known],
-        "padding": [padding for _, padding in known],
-        "dilation": [1] * len(known),
-        "transposed": False,
-        "output_padding": [0] * len(known),
-        "groups": image[1] // weight[1],
-    }
-
-
-def solved_geometry(*, image: int, filter_size: int, result: int) -> tuple[int, int] | None:
-    """Solve `result = floor((image + 2 padding - filter) / stride) + 1` for stride and padding; None without one.
-
-    Of several solutions, non-overlapping patches are preferred. Otherwise, an odd filter gets a padding of half the
-    filter, as in almost all networks. Otherwise, the padding is the smallest possible. The stride is the smallest
-    possible.
-    """
-    if image == filter_size * result:
-        return filter_size, 0
-    usual = [filter_size // 2] if filter_size % 2 else []
-    for padding in (*usual, *range(filter_size)):
-        for stride in range(1, _LARGEST_STRIDE + 1):
-            if (image + 2 * padding - filter_size) // stride + 1 == result:
-                return stride, padding
-    return None
-
-
-# --- A step as torch before 2.0 runs it
 
 _READ_INPUT_BEFORE: Final[Mapping[str, tuple[str, tuple[int, int], int]]] = {
     "aten::_softmax_backward_data": ("aten::_softmax", (1, 11), 2),

@@ -234,7 +234,7 @@ def test_predict_rejects_invalid_options(options: list[str], message: str, trace
         ("links.pcie = 'fast'", "links.pcie is 'fast'; expected one of switch, root, host, virtual."),
         ("host = 0", "host=0 is not a CPU class (fast, median, slow) or a ratio of times"),
         ("release = 'new'", "release='new' is not a release of torch; give one as text"),
-        ("skew = 'much'", "much' is not an exponent of Zipf's law (0: uniform) or an existing CSV file"),
+        ("skew = 'much'", "skew is 'much'; expected a finite number"),
         ("weights = 'nowhere'", "nowhere' does not exist"),
         ("prices.region = 'r'", "prices.region is for a price file of your own; give prices.file, too."),
         ("prices.file = 'none.yaml'", "none.yaml does not exist"),

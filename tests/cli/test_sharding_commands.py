@@ -1,6 +1,5 @@
 """`shard` on a recorded DLRM."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -96,29 +95,24 @@ def test_shard_needs_tables(trace: Path, run: Run) -> None:
 
 
 def test_shard_writes_a_plan_that_predict_reads(dlrm: Path, run: Run, tmp_path: Path) -> None:
-    plan, timeline = tmp_path / "plan.json", tmp_path / "timeline.json"
-    ran = run("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--output", plan, "--timeline", timeline)
+    plan = tmp_path / "plan.json"
+    ran = run("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--output", plan)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.endswith(f"Written: {plan}\nWritten: {timeline}\n")
+    assert ran.out.endswith(f"Written: {plan}\n")
     assert "Critical path of a step on 4xA100-SXM-80GB, " in ran.out
     whole = min(float(line.split()[-1]) for line in ran.out.splitlines() if line.startswith("4xA100-SXM-80GB  "))
     words = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", f"embedding={plan}", "--json")
     (prediction,) = run(*words).json["predictions"]
     assert 1000 * prediction["iteration_seconds"] == pytest.approx(whole, rel=5e-3)  # three digits are printed
-    assert len(json.loads(timeline.read_text())["traceEvents"]) > 5
 
 
 def test_skew_of_profile_applies_to_shard_and_predict(dlrm: Path, run: Run, tmp_path: Path, profile: Profile) -> None:
-    skews = ("skew = 0", "skew = 1.2", "skew = 'sample.csv'")
-    sample = tmp_path / "sample.csv"
-    sample.write_text("table,index\n" + "tables.0,5\n" * 50)
+    skews = ("skew = 0", "skew = 1.2")
     shard = ("shard", dlrm, "--gpus", "4xA100-SXM-80GB", "--kinds", "row_wise", "--json")
-    (even,), (uneven,), (sampled,) = (
+    (even,), (uneven,) = (
         run(*shard, "--profile", profile(skew)).json["layouts"]["4xA100-SXM-80GB"]["plans"] for skew in skews
     )
-    assert even["compute_seconds"] > sampled["compute_seconds"] > uneven["compute_seconds"]
+    assert even["compute_seconds"] > uneven["compute_seconds"]
     predict = ("predict", dlrm, "--gpus", "4xA100-SXM-80GB", "--strategy", "embedding=row_wise", "--json")
-    (even,), (uneven,), (sampled,) = (run(*predict, "--profile", profile(skew)).json["predictions"] for skew in skews)
-    assert even["iteration_seconds"] > sampled["iteration_seconds"] > uneven["iteration_seconds"]
-    ran = run("shard", dlrm, "--batch-size", "4096", "--timeline", tmp_path / "no.json")
-    assert "--timeline shows the step as it was recorded; leave out --batch-size" in ran.err
+    (even,), (uneven,) = (run(*predict, "--profile", profile(skew)).json["predictions"] for skew in skews)
+    assert even["iteration_seconds"] > uneven["iteration_seconds"]

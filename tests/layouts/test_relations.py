@@ -54,7 +54,7 @@ def trace_of(model: str) -> Trace:
 @lru_cache
 def shared(model: str, names: tuple[str, ...]) -> tuple[MultiGpuStep, Sequence[StepPrediction]]:
     gpus, models = tuple(map(find_gpu, names)), kernel_models(names, None)
-    single = single_steps(trace_of(model), PredictionContext(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    single = single_steps(trace_of(model), PredictionContext(gpus, None, models, UNKNOWN_HOST, CATALOGUE))
     return MultiGpuStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps
 
 

@@ -1,4 +1,4 @@
-"""Recordings as others make them: several steps, kernels of other steps, loaders, other GPUs, older releases."""
+"""Recordings as others make them: several steps, kernels of other steps, loaders, other GPUs."""
 
 import warnings
 from pathlib import Path
@@ -10,7 +10,7 @@ import lightning_predict as lp
 from lightning_predict.base.errors import TraceError, TraceFormatError, UnknownGpuError
 from lightning_predict.record.imports import import_trace
 from lightning_predict.record.trace import Trace
-from tests.record.kineto_files import ENGINE_THREAD, LAUNCH, Device, mark, steps, write
+from tests.record.kineto_files import Device, mark, steps, write
 from tests.record.test_events import event
 from tests.record.workloads import names
 
@@ -185,44 +185,3 @@ def test_collectives_are_kept_only_with_a_world_size(tmp_path: Path) -> None:
     trace = import_trace(write(tmp_path / "p.json", exchanging_step(), distributedInfo=info))
     assert (trace.world_size, trace.num_nodes, len(trace.kernels)) == (2, 1, 4)  # each sees its own GPU
     assert trace.profiled_seconds == pytest.approx(200e-6)
-
-
-def old_training_step() -> list[dict[str, Any]]:
-    """A strided convolution and its backward pass as torch 1.9 recorded them: no engine's call, no strides."""
-    sizes: dict[str, Any] = {"Input Dims": [[2, 8, 8, 8], [16, 8, 3, 3]], "Input type": ["float", "float"]}
-    backward: dict[str, Any] = {"Input Dims": [[2, 8, 8, 8], [2, 16, 4, 4], [16, 8, 3, 3]], "Input type": ["float"] * 3}
-    on_engine: dict[str, Any] = {"tid": ENGINE_THREAD}
-    return [
-        event("ProfilerStep#3", 0, 400, "Operator"),
-        event("aten::conv2d", 10, 60, "Operator", **sizes),
-        event("aten::convolution", 12, 56, "Operator", number=7, **sizes),
-        event("cudaLaunchKernel", 20, LAUNCH, "Runtime", correlation=1),
-        event("conv", 30, 40, "Kernel", tid=99, correlation=1, device=0, stream=7),
-        event("CudnnConvolutionBackward", 100, 90, "Operator", number=7, forward_thread=1, **on_engine),
-        event("aten::cudnn_convolution_backward", 105, 80, "Operator", **on_engine, **backward),
-        event("cudaLaunchKernel", 110, LAUNCH, "Runtime", correlation=2, **on_engine),
-        event("dgrad", 120, 60, "Kernel", tid=99, correlation=2, device=0, stream=7),
-        event("aten::add_", 195, 10, "Operator", **on_engine),  # the engine adds two gradients up
-        event("torch::autograd::AccumulateGrad", 210, 20, "Operator", **on_engine),
-        event("aten::add_", 212, 10, "Operator", **on_engine),
-        event("Optimizer.step#SGD.step", 250, 100, "Operator"),
-        event("aten::add_", 260, 10, "Operator"),
-    ]
-
-
-def test_torch_1_9_profile_gets_backward_pass_and_strides(tmp_path: Path) -> None:
-    trace = import_trace(write(tmp_path / "old.json", old_training_step()))
-    assert [(operation.phase, operation.name) for operation in trace.operations] == [
-        ("forward", "aten::convolution"),
-        ("backward", "aten::convolution_backward"),
-        ("backward", "aten::add_"),
-        ("backward", "aten::add_"),
-        ("optimizer", "aten::add_"),
-    ]
-    forward, backward = trace.operations[:2]
-    assert [tensor.shape for tensor in backward.inputs] == [(2, 16, 4, 4), (2, 8, 8, 8), (16, 8, 3, 3)]
-    # 8 -> 4 with 3 taps and a padding of 1: (8 + 2 - 3) // 2 + 1 = 4.
-    expected = {"stride": [2, 2], "padding": [1, 1], "dilation": [1, 1], "transposed": False}
-    for operation in (forward, backward):
-        assert expected.items() <= operation.arguments.items()
-        assert operation.arguments["groups"] == 1

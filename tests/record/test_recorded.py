@@ -23,6 +23,7 @@ REFUSED: Final = {
     "hta_cupti_a100.json.gz": "119 operations without shapes or measured kernels",
     "hta_minitoy_mi250.json.gz": "'AMD Radeon Graphics', with AMD's runtime. Recordings of NVIDIA GPUs only are read",
     "kineto_old_resnet50_w4_29db.json.gz": "does not name the GPU that it was recorded on. The trace has no shapes",
+    "param_hf_GPT2_et.json.gz": "is not a Kineto JSON file (no 'traceEvents')",
     "param_linear_et.json.gz": "is not a Kineto JSON file (no 'traceEvents')",
 }
 
@@ -83,17 +84,3 @@ def test_unnamed_gpu_can_be_given() -> None:
     assert trace.profiled_seconds == pytest.approx(124.1e-3, rel=0.02)
     prediction = lp.predict(trace, ["V100-SXM2-16GB"], history=False)["V100-SXM2-16GB"]
     assert prediction.coverage == {"measured": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("name", "gpu"),
-    [("kineto_old_resnet50_w4_29db.json.gz", "V100-SXM2-16GB"), ("kineto_resnet50_w0_b_step19.json.gz", None)],
-)
-def test_torch_1_8_and_1_9_profiles_have_a_backward_pass(name: str, gpu: str | None) -> None:
-    trace = load(name, gpu)
-    backward = [operation for operation in trace.operations if operation.phase == "backward"]
-    by_name = [operation.name for operation in backward]
-    assert by_name.count("aten::convolution_backward") == 53  # ResNet-50's convolutions
-    assert by_name.count("aten::cudnn_batch_norm_backward") == 53
-    forward = sum(kernel.seconds for o in trace.operations if o.phase == "forward" for kernel in o.kernels)
-    assert 1.5 < sum(kernel.seconds for o in backward for kernel in o.kernels) / forward < 3

@@ -117,20 +117,6 @@ def _different(asked: float, counts: Array, chances: Array) -> float:
     return float((counts * -np.expm1(asked * np.log1p(-np.minimum(chances, 1 - 1e-12)))).sum())
 
 
-def zipf_exponent(different: float, asked: float, rows: float) -> float:
-    """Return the exponent of Zipf's law that gives this number of distinct rows; 0 for equal frequencies.
-
-    Args:
-        different: Distinct rows in a sample of indices.
-        asked: Number of indices in the sample.
-        rows: Rows of the table.
-    """
-    low, high = 0.0, 4.0
-    while low < (middle := (low + high) / 2) < high:  # until no number is between them
-        low, high = (middle, high) if _different(asked, *_zipf(rows, middle)) > different else (low, middle)
-    return low
-
-
 def unique_rows(c: Columns) -> Array:
     """Return the expected number of distinct rows of a batch, shape (shapes,)."""
     asked = c["bags"] * c["lookups"]
