@@ -24,7 +24,7 @@ OVERHEADS = Overheads(
 HOST = HostModel(by_phase=dict.fromkeys(PHASES, OVERHEADS))
 
 
-def work_by_ratio(trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu, models: KernelModels) -> WorkTimes:
+def work_by_ratio(trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels) -> WorkTimes:
     """Time work with measured kernels by the whole ratio of predictions on two GPUs, whatever their kernels are."""
     with (
         patch.object(measured_scaling, "RATIO_EXPONENTS", dict.fromkeys(KERNEL_RELATIONS, 1.0)),
