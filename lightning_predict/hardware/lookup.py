@@ -74,15 +74,6 @@ def other_vendor(name: str) -> str | None:
     return next((maker for maker, known in _OTHER_MAKERS.items() if any(map(known.fullmatch, words))), None)
 
 
-def is_other_vendor(name: str) -> bool:
-    """Return whether an accelerator's name belongs to a vendor other than NVIDIA.
-
-    >>> is_other_vendor("AMD Instinct MI300X"), is_other_vendor("NVIDIA L4")
-    (True, False)
-    """
-    return other_vendor(name) is not None
-
-
 _WITHOUT_ROW: Final = {"thor": "Thor shares its memory with its processor, which nothing here models yet."}
 """Explanations for known GPUs that are not supported, by the end of the normalised name."""
 

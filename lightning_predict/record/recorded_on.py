@@ -29,7 +29,7 @@ from lightning_predict.base.errors import TraceError, UnknownGpuError
 from lightning_predict.base.note import Note
 from lightning_predict.hardware import Gpu
 from lightning_predict.hardware import gpu as find_gpu
-from lightning_predict.hardware.lookup import is_other_vendor
+from lightning_predict.hardware.lookup import other_vendor
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.record.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.record.torch_releases import release_of
@@ -75,7 +75,7 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
-    if trace.gpu_reported_name is not None and is_other_vendor(trace.gpu_reported_name):
+    if trace.gpu_reported_name is not None and other_vendor(trace.gpu_reported_name) is not None:
         return (
             f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
             "kernels are ignored: all times are predicted from shapes. Only its measured step is known of this GPU."

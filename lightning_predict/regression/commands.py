@@ -68,8 +68,8 @@ def regress(
     may have several values, separated by commas. All combinations are predicted. Needs the extra `fitting`.
 
     Args:
-        runs: A CSV file, `history`, or a folder of runs with trainer_state.json, TensorBoard's event files or
-            wandb-summary.json; with --layers, a recorded step.
+        runs: A CSV file, `history`, or a folder of runs with trainer_state.json or wandb-summary.json; with --layers, a
+            recorded step.
         model: Use only the runs of this model.
         columns: Your table's names for columns, for example batch_size=params.bs,seconds=Runtime.
         values: Values that the table lacks, the same for all runs, for example gpu=T4,num_gpus=1.

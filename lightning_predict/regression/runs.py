@@ -6,7 +6,7 @@ family. We add memory bandwidth, because without it a GPU like the L4 looks thre
 
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
 `FIELDS`, with or without a tracker's prefix (`params.batch_size`, `metrics.seconds`, `Runtime`), or by names that the
-user gives. A file of Hugging Face's Trainer, TensorBoard or W&B is one row; `values` gives the fields that it lacks,
+user gives. A file of Hugging Face's Trainer or W&B is one row; `values` gives the fields that it lacks,
 often the GPU. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
@@ -31,7 +31,6 @@ from lightning_predict.base.checked import Checked, File, read_csv, read_json, r
 from lightning_predict.base.errors import (
     InvalidArgumentError,
     MeasurementTableError,
-    MissingDependencyError,
     UnknownGpuError,
 )
 from lightning_predict.base.units import gigaflops_to_flops
@@ -325,17 +324,15 @@ def read_runs(
     """Read past runs from any supported source.
 
     Args:
-        path: A CSV file, a history file (`.jsonl`), `trainer_state.json`, a TensorBoard event file, W&B's
-            `wandb-summary.json`, or a folder that contains such a file.
+        path: A CSV file, a history file (`.jsonl`), `trainer_state.json`, W&B's `wandb-summary.json`, or a folder that
+            contains such a file.
         columns: Column of each field whose column name is not a default name.
         values: Values of fields without a column, equal for all runs.
     """
     if files := _trainer_files(path):
         return runs_of_rows(map(_trainer_row, files), str(path), columns=columns, values=values)
     if path.is_dir():
-        raise MeasurementTableError(
-            f"{path} holds no {TRAINER_STATE}, {EVENTS}* or {WANDB_SUMMARY}, nor do its folders."
-        )
+        raise MeasurementTableError(f"{path} holds no {TRAINER_STATE} or {WANDB_SUMMARY}, nor do its folders.")
     if path.suffix == ".jsonl":
         if columns or values:
             raise InvalidArgumentError(f"{path} is a history, whose columns are known; leave columns and values out.")
@@ -369,27 +366,20 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
 
 TRAINER_STATE: Final = "trainer_state.json"
 
-EVENTS: Final = "events.out.tfevents"  # Name prefix of TensorBoard event files
-
 WANDB_SUMMARY: Final = "wandb-summary.json"
 
 
 def _trainer_row(file: Path) -> Checked:
     """Return the run of a file as a row of texts."""
-    if file.name == TRAINER_STATE:
-        row = _of_state(file)
-    elif file.name == WANDB_SUMMARY:
-        row = _of_wandb(file)
-    else:
-        row = _of_events(file)
+    row = _of_state(file) if file.name == TRAINER_STATE else _of_wandb(file)
     return Checked(row, File(str(file), MeasurementTableError))
 
 
 def _trainer_files(path: Path) -> list[Path]:
     """Return the files of runs at a path: a file, the files of a folder, or of its subfolders, without checkpoints."""
     if path.is_file():
-        return [path] if path.name in (TRAINER_STATE, WANDB_SUMMARY) or path.name.startswith(EVENTS) else []
-    patterns = (TRAINER_STATE, WANDB_SUMMARY, f"files/{WANDB_SUMMARY}", f"{EVENTS}*")
+        return [path] if path.name in (TRAINER_STATE, WANDB_SUMMARY) else []
+    patterns = (TRAINER_STATE, WANDB_SUMMARY, f"files/{WANDB_SUMMARY}")
     for depth in ("", "*/"):
         files = [file for pattern in patterns for file in path.glob(depth + pattern) if _is_of_a_run(file)]
         if files:
@@ -444,21 +434,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool)
-
-
-def _of_events(file: Path) -> dict[str, str]:
-    """Read the number of steps, and the time between the first and the last training step, from an event file."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError as error:
-        raise MissingDependencyError(f"{file.name} needs TensorBoard: pip install tensorboard") from error
-    events = EventAccumulator(str(file), size_guidance={"scalars": 0})
-    events.Reload()
-    times: dict[int, float] = {}
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            times[event.step] = max(times.get(event.step, -math.inf), event.wall_time)
-    first, last = min(times, default=0), max(times, default=0)
-    if first == last:
-        raise MeasurementTableError(f"{file} has the scalars of fewer than two steps; expected a training's.")
-    return {"seconds": str(times[last] - times[first]), "iterations": str(last - first)}

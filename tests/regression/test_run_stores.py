@@ -30,5 +30,5 @@ def test_any_other_file_is_a_table_and_a_history_needs_runs_with_models(tmp_path
     with pytest.raises(MeasurementTableError, match=r"history\.jsonl holds no run with its model and batch size\."):
         read_runs(path)
     assert len(read_runs(write(tmp_path, OWN)).runs) == 2
-    with pytest.raises(MeasurementTableError, match=r"holds no trainer_state\.json, events\.out\.tfevents\*"):
+    with pytest.raises(MeasurementTableError, match=r"holds no trainer_state\.json or wandb-summary\.json"):
         read_runs(tmp_path)

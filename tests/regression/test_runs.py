@@ -75,25 +75,6 @@ def test_state_of_a_trainer_needs_an_end_and_a_gpu(tmp_path: Path) -> None:
         read_runs(write_state(tmp_path, seconds=5.0, steps=100, batch=8))
 
 
-def test_event_files_have_the_time_between_at_least_two_steps(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(tmp_path))
-    for step in (10, 20, 50):
-        writer.add_scalar("loss", 1.0, step, walltime=1000.0 + 0.5 * step)
-    writer.close()
-    (file,) = tmp_path.glob("events.out.tfevents*")
-    for place in (file, tmp_path):
-        (run,) = read_runs(place, values=GPU | {"batch_size": "4"}).runs
-        assert run.setting.iterations == 40
-        assert run.seconds == pytest.approx(20.0)
-    writer.add_scalar("loss", 1.0, 1)
-    writer.close()
-    with pytest.raises(MeasurementTableError, match="has the scalars of fewer than two steps"):
-        read_runs(tmp_path, values=GPU | {"batch_size": "4"})
-
-
 def test_the_summary_of_wandb_has_its_configuration_and_machine(tmp_path: Path) -> None:
     files = tmp_path / "run-1" / "files"
     files.mkdir(parents=True)

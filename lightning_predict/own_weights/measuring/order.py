@@ -15,10 +15,7 @@ from functools import cache
 from itertools import zip_longest
 from typing import Final
 
-import numpy as np
-
 from lightning_predict.kernels.operations import (
-    Array,
     NetworkSpec,
     network_spec,
     network_specs,
@@ -70,7 +67,11 @@ def shapes_by_worth(
     is_possible: Callable[[ShapeToMeasure], bool] = lambda _: True,
 ) -> list[ShapeToMeasure]:
     """Return all shapes to measure, most useful shapes first; arguments as in `run.measure`."""
-    shapes = _Shapes(seed, count)
+
+    def shapes(operation: str, number: int) -> list[Words]:
+        """Return shapes of an operation; a larger number starts with those of a smaller one."""
+        return draw_shapes(operation, number if count is None else min(number, count), seed=seed)
+
     order: list[ShapeToMeasure] = []
     known = network_specs()
     for name in FAMILY_ORDER:
@@ -81,7 +82,7 @@ def shapes_by_worth(
             order += _of_family(known[name], operations, dtypes, shapes, is_possible)
     rest = USUAL_SHAPES if count is None else count
     order += _round_robin(
-        (operation, dtype, calls_of(operation), shapes.of(operation, rest))
+        (operation, dtype, calls_of(operation), shapes(operation, rest))
         for operation in operations
         for dtype in dtypes_of(operation, dtypes)
     )
@@ -102,48 +103,7 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
     return dtypes
 
 
-def spread_first(shapes: Sequence[Words]) -> list[Words]:
-    """Sort shapes: each is the farthest from all before it, in log sizes; the first is the nearest to the mean."""
-    if not shapes:
-        return []
-    points = np.log2(np.array([list(words.values()) for words in shapes], dtype=np.float64) + 1)  # (shapes, words)
-    place = int(np.argmin(_distances(points, points.mean(axis=0))))
-    nearest = np.full(len(shapes), math.inf)
-    order = []
-    for _ in shapes:
-        order.append(shapes[place])
-        nearest = np.where(nearest < 0, nearest, np.minimum(nearest, _distances(points, points[place])))
-        nearest[place] = -1.0  # taken
-        place = int(np.argmax(nearest))
-    return order
-
-
-def _distances(points: Array, other: Array) -> Array:
-    distances: Array = ((points - other) ** 2).sum(axis=1)
-    return distances
-
-
-@dataclass(frozen=True, slots=True)
-class _Shapes:
-    """Random shapes of operations, most different shapes first; at most `most` of each operation, if it is not None."""
-
-    seed: int
-    most: int | None
-    _drawn: dict[tuple[str, int], list[Words]] = field(default_factory=dict)
-
-    def of(self, operation: str, count: int) -> list[Words]:
-        """Return `count` shapes of an operation. A larger count starts with the shapes of a smaller count."""
-        count = count if self.most is None else min(count, self.most)
-        # Shapes are drawn in blocks of one size, so the first shapes do not depend on the total number.
-        size = min(USUAL_SHAPES, self.most or USUAL_SHAPES)
-        blocks = math.ceil(count / size)
-        key = operation, blocks
-        if key not in self._drawn:
-            drawn = draw_shapes(operation, blocks * size, seed=self.seed)
-            self._drawn[key] = [
-                words for block in range(blocks) for words in spread_first(drawn[block * size : (block + 1) * size])
-            ]
-        return self._drawn[key][:count]
+Shapes = Callable[[str, int], list[Words]]  # Function that returns a number of shapes of an operation
 
 
 _Part = tuple[str, str, tuple[str, ...], list[Words]]  # Operation, dtype, passes and shapes
@@ -153,7 +113,7 @@ def _of_family(
     family: NetworkSpec,
     operations: Sequence[str],
     dtypes: Sequence[str],
-    shapes: _Shapes,
+    shapes: Shapes,
     is_possible: Callable[[ShapeToMeasure], bool],
 ) -> list[ShapeToMeasure]:
     """Return the shapes of a family to measure until the family has enough rows."""
@@ -171,7 +131,7 @@ def _of_family(
     order = []
     fitted = 0
     for shape in _round_robin(
-        (operation, dtype, learned, shapes.of(operation, count)) for operation, dtype, learned in pairs
+        (operation, dtype, learned, shapes(operation, count)) for operation, dtype, learned in pairs
     ):
         if fitted >= needed:
             break
@@ -182,11 +142,11 @@ def _of_family(
     return order
 
 
-def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[ShapeToMeasure]:
+def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: Shapes) -> list[ShapeToMeasure]:
     """Return shapes for every call that has no trainable network."""
     return list(
         _round_robin(
-            (operation, dtype, passes, shapes.of(operation, 2 * MIN_FACTOR_ROWS))
+            (operation, dtype, passes, shapes(operation, 2 * MIN_FACTOR_ROWS))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
             if (passes := tuple(name for name in calls_of(operation) if network_spec(name, dtype) is None))

@@ -1,6 +1,5 @@
 import csv
 import gzip
-import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from lightning_predict.own_weights.measuring.clock import (
     repetitions_that_fit,
     time_call,
 )
-from lightning_predict.own_weights.measuring.order import FAMILY_ORDER, ShapeToMeasure, shapes_by_worth, spread_first
+from lightning_predict.own_weights.measuring.order import FAMILY_ORDER, ShapeToMeasure, shapes_by_worth
 from lightning_predict.own_weights.measuring.run import SECONDS_AROUND, estimate_seconds, measure
 from lightning_predict.own_weights.measuring.typical_steps import measured_share
 from lightning_predict.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
@@ -270,13 +269,6 @@ def test_what_networks_learn_comes_first_and_the_farthest_shapes_before_others()
         **{(name, dtype): 100 for name in ("linear", "linear_backward") for dtype in ("float32", "bfloat16")},
         ("cast", "float32"): 100,
     }
-    drawn = draw_shapes("linear", 100, seed=0)
-    spread = spread_first(drawn)
-    assert sorted(map(str, spread)) == sorted(map(str, drawn))
-    for word in ("m", "n", "k"):
-        sizes = [math.log2(shape[word]) for shape in drawn]
-        first = [math.log2(shape[word]) for shape in spread[:9]]
-        assert max(first) - min(first) > 0.8 * (max(sizes) - min(sizes))
 
 
 def test_repetitions_fit_the_seconds_of_a_shape_that_is_left_out_if_too_long() -> None:
