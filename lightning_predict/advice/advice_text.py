@@ -13,10 +13,9 @@ from lightning_predict.base.answers import TEXT_WIDTH
 from lightning_predict.base.escaping import html_text as escape
 from lightning_predict.base.interval import Interval
 from lightning_predict.base.ties import NOTICEABLE, ordered
-from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, usd
+from lightning_predict.reports.format import FEW, duration, gibibytes, listed, milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
-from lightning_predict.reports.table_notes import MAX_NOTES
 
 if TYPE_CHECKING:
     pass
@@ -327,7 +326,7 @@ def _notes(advice: Advice) -> Iterator[str]:
         for head, group in _others(advice).items()
         if group
     ]
-    yield from known[:MAX_NOTES]
+    yield from known[:FEW]
     if list(_full_notes(advice)) != known:
         yield "verbose adds the evidence, the reasons and all names."
 

@@ -55,7 +55,7 @@ MONTH: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 YEAR: Final = re.compile(r"\d{4}")
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +501,7 @@ def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
 
 def _limited(stream: Any, file: File, limit: int, state: str) -> bytearray:
     content = bytearray()
-    while chunk := stream.read(_CHUNK_BYTES):
+    while chunk := stream.read(CHUNK_BYTES):
         content += chunk
         if len(content) > limit:
             raise file.error_at(

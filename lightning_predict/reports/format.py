@@ -32,6 +32,7 @@ MIN_USD: Final = 0.005  # Amounts below this number of dollars are shown as `<$0
 MIN_GIBIBYTES: Final = 0.1  # Sizes below this number of GiB are shown as `<0.1`
 
 _DIGITS: Final = 3
+FEW: Final = 3  # Items of a list that are shown unless all are asked for
 _SMALLEST_EXPONENT: Final = -6
 _LARGEST_EXPONENT: Final = 11
 _SECONDS_PER_DAY: Final = 24 * SECONDS_PER_HOUR

@@ -28,6 +28,7 @@ from lightning_predict.base.guard import keeps_random_state, own_error
 from lightning_predict.base.timeout import PATIENCE_SECONDS, run_unless_hanging
 from lightning_predict.base.units import seconds_to_hours, seconds_to_milliseconds
 from lightning_predict.cost.prediction import FIELDS
+from lightning_predict.reports.format import FEW
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking
 
@@ -45,12 +46,9 @@ GPU_IN_USE_QUANTITIES: Final = ("samples_per_second", "tokens_per_second", "mfu"
 """Additional quantities logged by default for the GPU in use."""
 
 
-MAX_IN_FULL: Final = 3  # Number of GPUs up to which all are logged, and above which the `selected_gpus` are
-
-
 def selected_gpus(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
     """Return the GPUs to log: the one in use, the cheapest, the fastest and the cheapest within the deadline."""
-    if len(predictions) <= MAX_IN_FULL:
+    if len(predictions) <= FEW:
         return frozenset(predictions)
     best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
     names = {ranked.gpu for ranked in best if ranked is not None} | ({predictions.used_gpu or ""} & predictions.keys())

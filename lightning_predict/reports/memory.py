@@ -13,10 +13,9 @@ from lightning_predict.base.escaping import markdown_text
 from lightning_predict.memory.breakdown import MemoryBreakdown, MemoryPart
 from lightning_predict.memory.step_memory import MemoryNeed
 from lightning_predict.reports.charts import share_chart
-from lightning_predict.reports.format import duration, gibibytes, share
+from lightning_predict.reports.format import FEW, duration, gibibytes, share
 
 MODULES_SHOWN: Final = 10  # Maximum number of modules in a table. JSON output contains all modules.
-SAVINGS_SHOWN: Final = 3  # Maximum number of memory savings shown in a terminal. The HTML report shows all savings.
 
 _LOSS: Final = re.compile("loss|log_softmax|cross_entropy")
 _BLOCK_NUMBER: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
@@ -122,7 +121,7 @@ class MemoryReport:
         """Return the lines for a terminal."""
         *tables, last = self.tables
         if self.savings:
-            last = (last[0], last[1][:SAVINGS_SHOWN])
+            last = (last[0], last[1][:FEW])
         return [
             *sentences(self.sentences),
             *(line for head, rows in (*tables, last) for line in _plain_table(head, rows)),

@@ -26,6 +26,7 @@ from lightning_predict.cost.offers import kind_of_provider
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.cost.priced_gpus import GROUPS
 from lightning_predict.reports.format import (
+    FEW,
     duration,
     duration_interval,
     gibibytes,
@@ -465,13 +466,10 @@ def _compared_to_machine(candidate: RankedGpu, ranking: Ranking) -> str:
     return f" It is as fast as {in_use.label}."
 
 
-MOST_SOONER: Final = 3  # Maximum number of faster GPUs that the advice names
-
-
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Yield a sentence with the faster, more expensive GPUs, each with the saved time and the extra cost."""
     texts = []
-    for ranked in reversed(shorten_frontier(ranking.frontier, MOST_SOONER + 1)):
+    for ranked in reversed(shorten_frontier(ranking.frontier, FEW + 1)):
         saved = cheapest.seconds - ranked.seconds
         if ranked.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
             continue

@@ -1,6 +1,6 @@
 """Notes below a table of predictions: one catalogue of sentences, by the condition that each of them states.
 
-Without `verbose`, a table has at most `MAX_NOTES` notes. Details that change no decision, such as the sources of
+Without `verbose`, a table has at most `FEW` notes. Details that change no decision, such as the sources of
 prices, appear only with `verbose`.
 """
 
@@ -17,7 +17,7 @@ from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse,
 from lightning_predict.hardware.lookup import other_forms
 from lightning_predict.hardware.records import NVIDIA
 from lightning_predict.memory.step_memory import MemoryNeed
-from lightning_predict.reports.format import duration, gibibytes, listed, milliseconds, share, usd_per_hour
+from lightning_predict.reports.format import FEW, duration, gibibytes, listed, milliseconds, share, usd_per_hour
 from lightning_predict.reports.table_columns import EXTRAPOLATION_MARK, Grid, is_mostly_extrapolated, lacked_bytes
 from lightning_predict.reports.table_rows import (
     LARGE_PART,
@@ -32,11 +32,6 @@ from lightning_predict.reports.table_rows import (
 NoteRule = Callable[[AbstractPredictions], Iterable[str]]  # Yields a note if its condition holds
 
 _Key = TypeVar("_Key")
-
-MAX_NOTES: Final = 3  # Maximum number of notes below a table without `verbose`
-
-LARGE_INDIRECT_SHARE: Final = 0.1
-"""A note appears if indirect methods (`proxy`, `bytes`, `formula`, `roofline`) predict this share of GPU time."""
 
 _METHODS: Final = {  # Description of each method in `StepPrediction.coverage`
     "measured": "measured here",
@@ -57,7 +52,7 @@ def table_notes(
     asked_by: str = "verbose",
     asked_for: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the notes below a table: the `MAX_NOTES` most important notes, or all notes with `verbose`.
+    """Return the notes below a table: the `FEW` most important notes, or all notes with `verbose`.
 
     Args:
         predictions: The predictions.
@@ -80,7 +75,7 @@ def table_notes(
     ranked = tuple(note for name, notes in by_condition.items() if name not in DETAILS for note in notes)
     if verbose:
         return (*ranked, *details, *asked_for)
-    brief = ranked[: max(MAX_NOTES - len(asked_for), 0)]
+    brief = ranked[: max(FEW - len(asked_for), 0)]
     more = sum(note not in by_condition["folded"] for note in ranked[len(brief) :])
     more += sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
     rows = len(folded_gpus(predictions)) if any(note not in brief for note in by_condition["folded"]) else 0
@@ -332,7 +327,7 @@ def _indirect(predictions: AbstractPredictions) -> Iterator[str]:
         for row in predictions.values()
         if row.fits is not False
     ]
-    if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
+    if max(shares, default=0.0) >= LARGE_PART:
         yield (
             f"{_share_range(shares)} of the GPU time has no direct measurement (surrogate operations, formulas); the "
             "interval covers it."

@@ -12,7 +12,7 @@ from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse,
 from lightning_predict.reports.format import duration
 from lightning_predict.run.workload import STEPS_SHOWN
 
-LARGE_PART: Final = 0.1  # Share from which other parts of a total than steps and waits are shown without `verbose`
+LARGE_PART: Final = 0.1  # Share of a total or of GPU time from which other parts or methods are named without `verbose`
 TableLine = Prediction | MachineInUse  # What a table row describes
 
 

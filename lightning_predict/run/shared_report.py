@@ -25,15 +25,13 @@ from lightning_predict.base.checked import Checked, read_json, shown
 from lightning_predict.base.errors import InvalidArgumentError, LightningPredictError
 from lightning_predict.base.files import write_atomically
 from lightning_predict.hardware import gpu
-from lightning_predict.run.history import record_of
+from lightning_predict.run.history import MAX_RATIO, record_of
 
 SEAL: Final = "sha256"
 VERSION: Final = "lightning_predict"
 
 LIMITS: Final[Mapping[str, float]] = {"seconds": 1e8, "bytes": 1e15, "minutes": 1e6}
 """Maximum values by the last word of a key: three years, a petabyte. A larger value is in another unit."""
-
-LARGEST_RATIO: Final = 100.0  # Maximum ratio between predicted and actual time; beyond it, one is of something else
 
 _PRIVATE: Final[Mapping[str, re.Pattern[str]]] = {
     "a path": re.compile(
@@ -85,7 +83,7 @@ def _check_run(run: Checked) -> None:
     gpu(record.gpu)
     run.member("date").date()
     ratio = record.actual_seconds / record.predicted_seconds
-    if not 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO:
+    if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
         raise run.error(f"took {ratio:.3g} times its prediction. Leave it out, or correct its unit.")
 
 

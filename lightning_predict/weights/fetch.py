@@ -14,6 +14,7 @@ from typing import Final
 
 import requests
 
+from lightning_predict.base.checked import CHUNK_BYTES
 from lightning_predict.base.errors import InvalidArgumentError, WeightsDownloadError, WeightsHashError
 from lightning_predict.base.timeout import run_with_timeout
 from lightning_predict.weights.files import (
@@ -32,7 +33,6 @@ TIMEOUTS: Final = (5.0, 10.0)  # Seconds to connect, and between two parts of an
 PAUSES: Final = (0.5, 1.0, None)  # Seconds after each attempt that failed; None after the last
 
 REDIRECTS: Final = 3
-CHUNK_BYTES: Final = 1 << 16
 
 
 class _RefusedError(Exception):

@@ -23,9 +23,8 @@ from lightning_predict.base.interval import Interval
 from lightning_predict.callbacks.output import table_text
 from lightning_predict.observe.budget import check_forecast, check_use
 from lightning_predict.observe.meters import Meter
-from lightning_predict.reports.format import usd
+from lightning_predict.reports.format import FEW, usd
 from lightning_predict.reports.ranking import lines_of_run
-from lightning_predict.reports.table_notes import MAX_NOTES
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGE: Final = ROOT / "lightning_predict"
@@ -143,10 +142,10 @@ def test_a_table_has_three_notes_of_short_sentences(name: str, iterations: int |
     ranking = found.ranking(deadline_hours=8.0)
     for table in (str(found), table_text(found)):
         notes = notes_below(table)
-        assert 1 <= len(notes) <= MAX_NOTES
+        assert 1 <= len(notes) <= FEW
         assert_short(notes)
     full = notes_below(found.shown().text(verbose=True))
-    assert len(full) > MAX_NOTES
+    assert len(full) > FEW
     unfolded = [one for one in notes_below(str(found)) if "would not be faster" not in one]  # it is about left-out rows
     assert set(unfolded) <= set(full)
     assert_short(unwrapped(str(ranking).splitlines()))
@@ -160,7 +159,7 @@ def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
     heads = ("Slower here", "Worth testing", "Similar gain", "Gain within", "Not applicable", "Evidence")
     lines = unwrapped(str(advice).splitlines())
     notes = [line for line in lines if line.startswith(heads)]
-    assert 1 <= len(notes) <= MAX_NOTES
+    assert 1 <= len(notes) <= FEW
     assert_short(notes)
     full = [line for line in unwrapped(advice.text(verbose=True).splitlines()) if line.startswith(heads)]
     assert len(full) >= len(notes)
