@@ -1,11 +1,10 @@
-"""Commands `history`, `check-report` and `cache`: earlier runs with their predictions, evidence to send, downloads.
+"""Commands `history` and `cache`: earlier runs with their predictions, and downloads.
 
 Example::
 
     lightning-predict history                # the latest runs, and the corrections by model and GPU
     lightning-predict history --gpu T4 --json
     lightning-predict history forget --gpu T4
-    lightning-predict history export --output runs.json && lightning-predict check-report runs.json
     lightning-predict cache clear            # deletes downloaded weights and steps recorded by name
 """
 
@@ -28,28 +27,26 @@ MODEL_DIGITS: Final = 8  # Number of shown digits of a model's fingerprint; enou
 
 
 def history(
-    action: Literal["show", "forget", "export"] = "show",
+    action: Literal["show", "forget"] = "show",
     /,
     *,
     file: Path | None = None,
     gpu: str | None = None,
     model: str | None = None,
     count: int = 20,
-    output: Path = Path("runs.json"),
 ) -> CommandAnswer:
-    """Compare predicted and actual times of earlier runs, with the learned corrections; or delete or export runs.
+    """Compare predicted and actual times of earlier runs, with the learned corrections; or delete runs.
 
     RuntimePredictor stores runs on GPUs of the catalogue, and no runs on CPUs. A team can share its history in a folder
     (LIGHTNING_PREDICT_HISTORY=/shared/history). Each machine writes its own file there, and every file is read. The
     action comes directly after the command.
 
     Args:
-        action: show the runs, or forget or export those selected by --gpu and --model (all if neither is given).
+        action: show the runs, or forget those selected by --gpu and --model (all if neither is given).
         file: The file or folder (default: LIGHTNING_PREDICT_HISTORY, otherwise the user's own).
         gpu: Only runs on this GPU or layout, for example T4 or 8xL4.
         model: Only runs of this model, by the digits shown in the table.
         count: Number of latest runs to print; JSON has all.
-        output: File that export writes, to send as evidence; check-report checks it.
     """
 
     def is_meant(record: HistoryRecord) -> bool:
@@ -68,35 +65,9 @@ def history(
             show=lambda: print(f"{_runs(forgotten)} forgotten in {where}."),
         )
     selected = [record for record in read_history(file) if is_meant(record)]
-    if action == "export":
-        from lightning_predict.run.shared_report import write_report
-
-        report = write_report(output, {"runs": [asdict(record) for record in selected]})
-        text = f"{_runs(len(selected))} in {output}. Check it with `lightning-predict check-report {output}`."
-        return CommandAnswer(data=lambda: report, show=lambda: print(text))
     return CommandAnswer(
         data=lambda: {"runs": [asdict(record) for record in selected], "learnt": _learnt(selected)},
         show=lambda: print("\n".join(_lines(selected, count, history_path(file)))),
-    )
-
-
-def check_report(file: Path, /) -> CommandAnswer:
-    """Check a file of first-hour or of history export before it is sent, or before it counts as a measurement.
-
-    The file is read as foreign data. Its hash must be that of its content, its numbers possible and its GPUs known. No
-    text may name a path, an address, this machine or its user. Exit code 1 if it is not so.
-
-    Args:
-        file: JSON file.
-    """
-    from lightning_predict.run.shared_report import findings
-
-    found = findings(file)
-    text = (
-        "\n".join(found) if found else f"{file} can be sent: its numbers are possible, and it names no machine or path."
-    )
-    return CommandAnswer(
-        data=lambda: {"file": str(file), "findings": list(found)}, show=lambda: print(text), exit_code=int(bool(found))
     )
 
 

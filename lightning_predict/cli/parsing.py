@@ -59,7 +59,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "offers": "List or refresh rental prices.",
     "measure": "Measure operations on this machine's GPU.",
     "first-hour": "Test recording and measure this machine's GPU, into one file for a report.",
-    "check-report": "Check a file of first-hour or history before it is sent.",
     "train": "Tune the weights to your own GPU.",
     "cache": "Show or delete downloaded weights and recorded steps.",
     "completion": "Print shell completion.",
@@ -101,8 +100,6 @@ def command_of(name: str) -> Command:
             from lightning_predict.own_weights.commands import measure as command
         case "first-hour":
             from lightning_predict.own_weights.commands import first_hour as command
-        case "check-report":
-            from lightning_predict.cli.history_commands import check_report as command
         case "train":
             from lightning_predict.own_weights.commands import train as command
         case "cache":

@@ -9,6 +9,7 @@ compared with it.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 import platform
@@ -27,8 +28,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from lightning_predict.base import __version__
+from lightning_predict.base.answers import json_value
 from lightning_predict.base.checked import read_csv
 from lightning_predict.base.errors import InvalidArgumentError, MeasurementTableError
+from lightning_predict.base.files import write_atomically
 from lightning_predict.base.ties import clearly_less
 from lightning_predict.base.units import minutes_to_seconds
 from lightning_predict.hardware import gpu as find_gpu
@@ -47,7 +51,6 @@ from lightning_predict.record.attribution import CUDA_GRAPH, UNATTRIBUTED
 from lightning_predict.record.recording import capture
 from lightning_predict.record.session import CaptureSession
 from lightning_predict.record.trace import Trace, anonymised
-from lightning_predict.run.shared_report import write_report
 
 Preset = Literal["facts", "measurements", "all"]
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
@@ -72,7 +75,7 @@ Facts = Mapping[str, object]  # Results of a part, as JSON values
 
 
 class Report(TypedDict):
-    """Content of the file, without the version and the hash."""
+    """Content of the file, without the version."""
 
     minutes: float
     preset: str
@@ -101,7 +104,7 @@ def report_on_gpu(
     """Run all parts, or the given ones, and write the report. Measurements use the time that other parts leave.
 
     Returns:
-        The content of the file, without the version and the hash.
+        The content of the file, without the version.
     """
     if preset not in PRESETS or not minutes > 0:
         raise InvalidArgumentError(
@@ -117,7 +120,8 @@ def report_on_gpu(
         left = minutes_to_seconds(minutes) - (clock() - began)
         progress(part.name)
         report["parts"][part.name] = _run(part, left, has_cuda=has_cuda, clock=clock)
-        write_report(output, report)
+        content = json_value({"lightning_predict": __version__, **report})
+        write_atomically(output, json.dumps(content, indent=1, default=str).encode() + b"\n")
     return report
 
 

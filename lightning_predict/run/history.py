@@ -197,12 +197,12 @@ def _records(source: Path, limit: int) -> Iterator[HistoryRecord]:
             continue
         place = f"{source}, line {number}{' of the last ones' if skipped else ''}"
         try:
-            yield record_of(parse_json(line.decode(errors="replace").encode(), File(place, InvalidArgumentError)))
+            yield _record_of(parse_json(line.decode(errors="replace").encode(), File(place, InvalidArgumentError)))
         except InvalidArgumentError as error:
             warnings.warn(f"{error} The line is skipped.", stacklevel=2)
 
 
-def record_of(record: Checked) -> HistoryRecord:
+def _record_of(record: Checked) -> HistoryRecord:
     """Return a run from its JSON object; raises the file's error for another one."""
     record.check_keys(_REQUIRED, _OPTIONAL | _FORMER)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}
