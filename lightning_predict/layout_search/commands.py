@@ -26,8 +26,7 @@ def parallel(
     source: str,
     /,
     *,
-    gpus: str | None = None,
-    machine: str | None = None,
+    gpus: str = "8x8xH100-SXM-80GB",
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
     fp8: Literal["tensorwise", "rowwise", "blockwise", "mx"] | None = None,
@@ -50,8 +49,7 @@ def parallel(
 
     Args:
         source: The step, recorded on one GPU or on the meta device, or a model by name, as for `predict`.
-        gpus: Layouts, separated by commas (default: 8x8xH100-SXM-80GB); with --machine, numbers of GPUs.
-        machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
+        gpus: Layouts, separated by commas: 8x8xH100-SXM-80GB, or 8xp5.48xlarge with a cloud's network and price.
         global_batch: Samples of all GPUs between two optimizer updates, a multiple of the recorded batch.
         max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
         fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
@@ -68,19 +66,17 @@ def parallel(
         profile: TOML file with the machines, links, prices and other assumptions.
         model: Options of a model by name.
     """
-    from lightning_predict.layout_search.ranking import best_layouts, layouts_on, tokens_per_sample
+    from lightning_predict.layout_search.ranking import best_layouts, tokens_per_sample
     from lightning_predict.machine_profile import parse_prices, read_machine_profile
     from lightning_predict.record.sources import step_of_source
 
-    names = None if gpus is None else _words(gpus)
-    layouts = (names or ["8x8xH100-SXM-80GB"]) if machine is None else layouts_on(machine, names)
     told = read_machine_profile(profile)
     step = step_of_source(source, model, **told.model).trace
     prices = told.prices(parse_prices(usd_per_hour), spot=spot)
     with _progress("strategies that fit") as on_progress:
         choices = best_layouts(
             step,
-            layouts,
+            _words(gpus),
             iterations=iterations,
             budget_usd=budget,
             global_batch=global_batch,

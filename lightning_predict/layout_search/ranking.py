@@ -23,7 +23,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.embeddings.tables import is_look_up
 from lightning_predict.embeddings.whole_step import AUTO
-from lightning_predict.hardware.layouts import Layout, find_machine, layouts_of
+from lightning_predict.hardware.layouts import Layout, layouts_of
 from lightning_predict.hardware.own_rates import OwnRates
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.layout_search.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
@@ -277,32 +277,6 @@ def tokens_per_sample(trace: Trace) -> int | None:
                 return math.prod(indices.shape) // max(trace.samples // trace.batches, 1)
             return None
     return None
-
-
-def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the names of layouts of a cloud machine: for 64 GPUs of `p5.48xlarge`, the name is `8xp5.48xlarge`.
-
-    Args:
-        machine: The cloud's name of the machine type.
-        gpus: Numbers of GPUs as texts; None for the GPUs of one machine.
-    """
-    instance = find_machine(machine)
-    if instance is None:
-        raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
-    each = int(instance.gpus.partition("x")[0])
-    names = []
-    for words in [str(each)] if gpus is None else gpus:
-        if not words.isdigit():
-            raise InvalidArgumentError(
-                f"gpus={words} with machine={machine!r}: expected a number of GPUs in such machines, for example "
-                f"{8 * each}."
-            )
-        if int(words) < each or int(words) % each:
-            raise InvalidArgumentError(
-                f"{words} GPUs are no whole number of {machine}, which has {each}; give a multiple of {each}."
-            )
-        names.append(f"{int(words) // each}x{machine}" if int(words) > each else machine)
-    return tuple(names)
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:

@@ -115,11 +115,6 @@ def test_strategies_above_budget_are_left_out(gpt: Path, run: Run) -> None:
         ("--checkpoint-gbps -1", "--checkpoint-gbps -1.0; expected a number above 0."),
         ("--restart-minutes nan", "--restart-minutes nan; expected a number above 0."),
         ("--global-batch 7", "No strategy makes --global-batch 7 on 4xH100-SXM-80GB out of batches of 8 recorded"),
-        (
-            "--machine p4d.24xlarge",
-            "--gpus 4xH100-SXM-80GB with --machine 'p4d.24xlarge': expected a number of GPUs in such machines, for "
-            "example 64.",
-        ),
     ],
 )
 def test_parallel_rejects_invalid_options(gpt: Path, run: Run, words: str, message: str) -> None:
@@ -128,13 +123,13 @@ def test_parallel_rejects_invalid_options(gpt: Path, run: Run, words: str, messa
     assert message in ran.err
 
 
-def test_machine_takes_numbers_of_gpus(gpt: Path, run: Run) -> None:
-    (entry,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--count", "1", "--json").json
-    assert (entry["layout"], entry["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
-    (two,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "16", "--count", "1", "--json").json
+def test_machine_names_are_layouts_with_their_price(gpt: Path, run: Run) -> None:
+    one, two = (
+        run("parallel", gpt, "--gpus", gpus, "--count", "1", "--json").json[0]
+        for gpus in ("p4d.24xlarge", "2xp4d.24xlarge")
+    )
+    assert (one["layout"], one["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
     assert two["layout"] == "2x8xA100-SXM-40GB"
-    ran = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "12")
-    assert "12 GPUs are no whole number of p4d.24xlarge, which has 8; give a multiple of 8." in ran.err
 
 
 def test_totals_include_failures_and_the_work_lost_on_spot(gpt: Path, run: Run) -> None:
@@ -150,7 +145,7 @@ def test_totals_include_failures_and_the_work_lost_on_spot(gpt: Path, run: Run) 
     said = run(*words, "--restart-minutes", "10").out  # one of the three options turns all on
     assert "4xH100-SXM-80GB: a failure every 527 d 21 h; a checkpoint of " in said  # 54 d x 16,384 / 419 / 4
     assert "Goodput: share of the time left after failures, checkpoints and repeated work" in said
-    words = ("parallel", gpt, "--gpus", "8", "--machine", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
+    words = ("parallel", gpt, "--gpus", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
     (steady,) = run(*words, "--json").json
     (spot,) = run(*words, "--spot", "--mtbf-hours", "100", "--json").json
     assert spot["offer"].startswith("AWS p5.48xlarge spot (")
