@@ -41,7 +41,6 @@ def shard(
     /,
     *,
     gpus: str = "8xH100-SXM-80GB",
-    batch_size: int | None = None,
     optimizer: Literal["sgd", "row_wise_adagrad", "adagrad", "adam"] = "sgd",
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
@@ -56,7 +55,6 @@ def shard(
     Args:
         trace: The recorded step, of one GPU.
         gpus: Layouts, separated by commas, for example 8xL4,2x8xH100-SXM-80GB.
-        batch_size: Samples of a step on all GPUs together (default: the recorded number of samples on each GPU).
         optimizer: Optimizer of the tables.
         kinds: Allowed kinds of sharding, separated by commas; several may be mixed.
         table_gib: Memory of each GPU available to tables (default: 85 %).
@@ -79,7 +77,7 @@ def shard(
             placements[layout.name] = place_tables(
                 traced.tables,
                 layout,
-                samples=traced.batch_size * layout.count if batch_size is None else batch_size,
+                samples=traced.batch_size * layout.count,
                 kinds=_words(kinds),
                 optimizer=optimizer,
                 table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
@@ -91,12 +89,12 @@ def shard(
     if not placements:
         raise next(iter(problems.values()))
     known = {layout.name: layout for layout in layouts if layout.name in placements}
-    wholes: dict[tuple[str, str], WholeStep] = {}
-    if batch_size is None:
-        wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
+    wholes = _whole_steps(step, known, placements, optimizer, told.weights, links)
     notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
     shardings = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
-    written = shardings.write(optimizer, output)
+    if output is not None:
+        output.write_text(json.dumps(plan_document(shardings.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
+    written = [] if output is None else [str(output)]
     return CommandAnswer(
         data=lambda: shardings.as_dict() | {"written": written},
         show=lambda: print("\n".join([*shardings.lines(), *(f"Written: {path}" for path in written)])),
@@ -179,13 +177,6 @@ class _Shardings:
             "whole_step_seconds": None if whole is None else whole.step.seconds,
             "critical_path": None if whole is None else whole.critical_path,
         }
-
-    def write(self, optimizer: str, output: Path | None) -> list[str]:
-        """Write the fastest plan to a file, and return its name."""
-        if output is None:
-            return []
-        output.write_text(json.dumps(plan_document(self.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
-        return [str(output)]
 
     def lines(self) -> list[str]:
         rows = [_plan_row(plan, self.whole(plan)) for placement in self.placements.values() for plan in placement.plans]

@@ -252,8 +252,7 @@ def place_tables(
         models: Kernel models; None loads the GPU's weights from the cache or the package.
 
     Raises:
-        InvalidArgumentError: There is no table or no memory, a kind or optimizer is unknown, or there are fewer samples
-            than GPUs.
+        InvalidArgumentError: There is no memory, a kind or optimizer is unknown, or there are fewer samples than GPUs.
         InfeasiblePlanError: No plan fits in memory.
         UnknownGpuError: The catalogue does not have the GPU.
         WeightsError: Weights cannot be found or trusted.
@@ -262,7 +261,7 @@ def place_tables(
     state = checked_optimizer(optimizer)
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
-    _check(tables, kinds, room)
+    _check(kinds, room)
     chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
     models = kernel_models((target.gpu.name,)) if models is None else models
     loads = loads_of(tables, chosen, target, samples, state, models)
@@ -330,9 +329,7 @@ def _what_is_missing(search: PlacementSearch, optimizer: OptimizerState, refused
     )
 
 
-def _check(tables: Sequence[EmbeddingTable], kinds: Sequence[str], table_bytes: float) -> None:
-    if not tables:
-        raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
+def _check(kinds: Sequence[str], table_bytes: float) -> None:
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds or isinstance(kinds, str):
         raise InvalidArgumentError(f"kinds={kinds!r}; expected at least one of {', '.join(KINDS)} in a list.")

@@ -138,16 +138,14 @@ def sharded_step(
         models: Kernel models; None loads the GPU's weights from the cache or the package.
 
     Raises:
-        InvalidArgumentError: There is no table, a kind or optimizer is unknown, a GPU is not in the layout, or there
-            are fewer samples than GPUs.
+        InvalidArgumentError: An optimizer is unknown, a GPU is not in the layout, or there are fewer samples
+            than GPUs.
         UnknownGpuError: The catalogue does not have the GPU.
         WeightsError: Weights cannot be found or trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
     state = checked_optimizer(optimizer)
     check_samples(samples, target)
-    if not assignments:
-        raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
     for assignment in assignments:
         _check_assignment(assignment, target)
     kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
@@ -238,8 +236,6 @@ def check_samples(samples: int, layout: Layout) -> None:
 
 def _check_assignment(assignment: Assignment, layout: Layout) -> None:
     kind, gpu = assignment.kind, assignment.gpu
-    if kind not in KINDS:
-        raise InvalidArgumentError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}.")
     if kind == WHOLE and (gpu is None or not 0 <= gpu < layout.count):
         raise InvalidArgumentError(
             f"A table_wise table is on GPU {gpu!r}; expected 0 to {layout.count - 1}, as {layout.name} has "

@@ -1,4 +1,4 @@
-"""`EmbeddingTable`: an embedding table of a recommendation model and its lookups, given by hand or from a recording.
+"""`EmbeddingTable`: an embedding table of a recommendation model and its lookups.
 
 A table has rows of `dim` numbers. A sample reads `vectors` vectors from the table, and each vector is the sum of
 `pooling` rows. `nn.EmbeddingBag` reads one vector per sample. `nn.Embedding` reads one vector per token; each vector is
@@ -33,7 +33,7 @@ class EmbeddingTable:
     """Embedding table and its lookups per sample.
 
     Raises:
-        InvalidArgumentError: A value is out of range.
+        InvalidArgumentError: The tables of this dtype cannot be sharded.
     """
 
     rows: int  # Number of rows
@@ -46,29 +46,10 @@ class EmbeddingTable:
     alpha: float = 0.0  # Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups
 
     def __post_init__(self) -> None:
-        for word in ("rows", "dim"):
-            value = getattr(self, word)
-            if value < 1 or value != int(value):
-                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a whole number of at least 1.")
-        for word in ("pooling", "vectors"):
-            value = getattr(self, word)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidArgumentError(f"{self._called}: {word}={value!r}; expected a finite number above 0.")
-        if not self.is_pooled and self.pooling != 1:
-            raise InvalidArgumentError(
-                f"{self._called}: pooling={self.pooling!r}, but is_pooled=False sums nothing; give the look-ups of a "
-                "sample as vectors."
-            )
         if self.dtype not in DTYPES:
-            raise InvalidArgumentError(f"{self._called}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}.")
-        if not 0 <= self.alpha <= MAX_ALPHA:
             raise InvalidArgumentError(
-                f"{self._called}: alpha={self.alpha!r}; expected an exponent of Zipf's law from 0 to {MAX_ALPHA:g}."
+                f"Embedding table {self.name!r}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}."
             )
-
-    @property
-    def _called(self) -> str:
-        return "An embedding table" if self.name is None else f"Embedding table {self.name!r}"
 
     @property
     def value_bytes(self) -> float:
@@ -135,7 +116,7 @@ def tables_of_trace(trace: Trace) -> TracedTables:
     if not groups:
         raise InvalidArgumentError(
             f"The trace has no look-up of an embedding table ({', '.join(LOOK_UP_CALLS)}) in its forward pass; record "
-            "a training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
+            "a training step of a model with nn.EmbeddingBag or nn.Embedding."
         )
     samples = trace.samples
     if samples is None:

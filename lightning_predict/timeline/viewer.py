@@ -10,8 +10,8 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final
 
 from lightning_predict.base.units import seconds_to_microseconds
 from lightning_predict.hardware.records import Gpu
@@ -36,15 +36,15 @@ def chrome_trace(trace: Trace, target: Gpu, *, origin: Gpu | None, models: Kerne
         launch_schedule(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor
     )
     events = [
-        row_name("process_name", HOST_PROCESS, 0, "host"),
-        row_name("process_name", DEVICE_PROCESS, 0, f"{target.name} (predicted)"),
+        _row_name(HOST_PROCESS, "host"),
+        _row_name(DEVICE_PROCESS, f"{target.name} (predicted)"),
     ]
     for index, operation in enumerate(work):
         overheads = host.overheads(operation.phase, operation.recorded, operation.library_seconds)
         length = overheads.total_seconds(launches=operation.launches) - overheads.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])
-        events.append(complete_event(operation.name, HOST_PROCESS, 0, start, length, arguments))
+        events.append(_complete_event(operation.name, HOST_PROCESS, 0, start, length, arguments))
     for kernel, owner in enumerate(step.kernel_owners):
         operation = work[int(owner)]
         stream = int(step.kernel_streams[kernel])
@@ -52,21 +52,16 @@ def chrome_trace(trace: Trace, target: Gpu, *, origin: Gpu | None, models: Kerne
         arguments = {"phase": operation.phase}
         if stream == COMPUTE_STREAM:
             arguments["device waited, us"] = f"{seconds_to_microseconds(float(step.waiting[0, owner])):.1f}"
-        events.append(complete_event(operation.name, DEVICE_PROCESS, stream, start, length, arguments))
-    return chrome_document(events)
+        events.append(_complete_event(operation.name, DEVICE_PROCESS, stream, start, length, arguments))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def chrome_document(events: Sequence[Mapping[str, object]]) -> dict[str, Any]:
-    """Wrap events in a document that trace viewers open."""
-    return {"traceEvents": list(events), "displayTimeUnit": "ms"}
+def _row_name(process: int, name: str) -> dict[str, object]:
+    """Return the metadata event that names a process."""
+    return {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
 
 
-def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, object]:
-    """Return the metadata event that names a process, or a thread of the process."""
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def complete_event(
+def _complete_event(
     name: str, process: int, thread: int, start_seconds: float, seconds: float, arguments: Mapping[str, object]
 ) -> dict[str, object]:
     """Return a complete event; the format requires microseconds."""

@@ -157,7 +157,6 @@ def test_every_plan_fits_and_none_is_faster_than_the_best(tables: list[Embedding
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ({"tables": []}, "There is no table to shard; give at least one EmbeddingTable"),
         ({"kinds": ["diagonal"]}, r"kinds=\['diagonal'\]; expected at least one of table_wise, row_wise"),
         ({"kinds": []}, r"kinds=\[\]; expected at least one of"),
         ({"kinds": "row_wise"}, "kinds='row_wise'; expected at least one of .* in a list"),

@@ -103,8 +103,6 @@ def test_one_gpu_has_nothing_to_send_and_takes_as_long_as_the_look_ups(kind: str
 @pytest.mark.parametrize(
     ("assignments", "words", "problem"),
     [
-        ([], {}, "There is no table to shard; give at least one EmbeddingTable"),
-        ([Assignment(LARGE, "diagonal")], {}, "kind='diagonal' is not known; choose one of table_wise, row_wise"),
         ([Assignment(LARGE, "table_wise")], {}, "A table_wise table is on GPU None; expected 0 to 3, as 4xA100"),
         ([Assignment(LARGE, "table_wise", 4)], {}, "A table_wise table is on GPU 4; expected 0 to 3"),
         ([Assignment(LARGE, "row_wise", 1)], {}, "A row_wise table is on all GPUs, but gpu=1; leave it out"),
