@@ -56,7 +56,6 @@ class ListSchedule:
             problem,
             situation,
             shares_gpus=self.shares_gpus,
-            method=self.name,
         )
 
 

@@ -272,10 +272,8 @@ class MilpPlanner:
             placements = program.placements(np.rint(result.x).astype(int))
         return RunningJobs(
             placements=placements,
-            postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
             objective_usd=None if result.x is None else float(result.fun) + constant,
             bound_usd=bound,
-            method=self.name if result.x is not None else f"queue; {self.name}: {result.message}",
             solve_seconds=time.perf_counter() - started,
         )
 

@@ -170,10 +170,8 @@ class RunningJobs:
     """Decision that holds until the next event: which jobs run, and where."""
 
     placements: Mapping[str, Placement]
-    postponed: tuple[str, ...]
     objective_usd: float | None  # Expected cost according to the planner; None for a rule without an objective
     bound_usd: float | None  # Lower bound on the cost of any decision; None if the method gives no bound
-    method: str
     solve_seconds: float
 
     @property

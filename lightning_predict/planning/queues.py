@@ -48,7 +48,6 @@ class QueueRule:
             problem,
             situation,
             shares_gpus=self.shares_gpus,
-            method=self.name,
         )
 
     def _preferences(self, job: Job, problem: PlanningProblem, situation: PlanState) -> list[Configuration]:
@@ -91,7 +90,6 @@ def serve_queue(
     situation: PlanState,
     *,
     shares_gpus: bool,
-    method: str,
 ) -> RunningJobs:
     """Keep running jobs, and start each waiting job on the first of its configurations that has a free node.
 
@@ -113,10 +111,8 @@ def serve_queue(
                 break
     return RunningJobs(
         placements=dict(sorted(placements.items())),
-        postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
         objective_usd=None,
         bound_usd=None,
-        method=method,
         solve_seconds=time.perf_counter() - started,
     )
 

@@ -83,10 +83,8 @@ class Script:
         placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
         return RunningJobs(
             placements={name: item for name, item in placements.items() if name in situation.remaining},
-            postponed=(),
             objective_usd=None,
             bound_usd=None,
-            method=self.name,
             solve_seconds=0.0,
         )
 

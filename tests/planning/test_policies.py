@@ -117,4 +117,3 @@ def test_of_waiting_jobs_the_dearest_goes_first(monkeypatch: pytest.MonkeyPatch)
     problem = replace(STAYING, jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1))
     decision = milp.MilpPlanner().decide(problem, at_start(problem))
     assert set(decision.placements) == {"b"}
-    assert decision.postponed == ("a",)
