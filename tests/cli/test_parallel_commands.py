@@ -145,9 +145,9 @@ def test_totals_include_failures_and_the_work_lost_on_spot(gpt: Path, run: Run) 
     said = run(*words, "--restart-minutes", "10").out  # one of the three options turns all on
     assert "4xH100-SXM-80GB: a failure every 527 d 21 h; a checkpoint of " in said  # 54 d x 16,384 / 419 / 4
     assert "Goodput: share of the time left after failures, checkpoints and repeated work" in said
-    words = ("parallel", gpt, "--gpus", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
-    (steady,) = run(*words, "--json").json
-    (spot,) = run(*words, "--spot", "--mtbf-hours", "100", "--json").json
+    rented = ("parallel", gpt, "--gpus", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
+    (steady,) = run(*rented, "--json").json
+    (spot,) = run(*rented, "--spot", "--mtbf-hours", "100", "--json").json
     assert spot["offer"].startswith("AWS p5.48xlarge spot (")
     assert spot["usd_per_hour"] < steady["usd_per_hour"]
     assert spot["cost_usd"] == pytest.approx(
