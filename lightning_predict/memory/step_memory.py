@@ -34,7 +34,6 @@ from typing import Final, Literal
 
 from lightning_predict.base.fields import Deferred, defer
 from lightning_predict.base.interval import CONFIDENCE, Interval
-from lightning_predict.base.ties import NEGLIGIBLE
 from lightning_predict.hardware.layouts import Layout
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
@@ -82,6 +81,7 @@ TRIALS_SHARE: Final = 0.14
 """Additional reserved memory due to cuDNN's trials (`torch.backends.cudnn.benchmark`), relative to simulated memory, if
 convolutions write all bytes of the forward pass. It is proportional to their share of these bytes."""
 
+SURE: Final = 0.01  # Difference of probabilities that needs no simulation of a full GPU
 MEASURED_PEAK: Final = Interval(0.99, 1.0, 1.02)  # Interval around a measured peak of allocated memory, as factors
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
@@ -187,7 +187,7 @@ def memory_need(
     if whole.memory_fit != "fits" and (most is None or most.memory_fit != "exceeds"):
         return need(releasable_bytes())
     chances = whole.fit_probability or 0.0, 1.0 if most is None else most.fit_probability or 0.0
-    if chances[1] - chances[0] >= NEGLIGIBLE:
+    if chances[1] - chances[0] >= SURE:
         return defer(
             whole, lambda: need(releasable_bytes()), "memory_free_bytes", "releasable_bytes", "fit_probability"
         )

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 FORWARD_SHARE: Final = 0.333333333333  # Share of the forward pass in the time of a training batch
 STALL_SHARE: Final = 0.1  # The loader workers count as too slow if the wait exceeds this share of the batch time
+MIN_WAITS: Final = 16  # Minimum number of waits before the loader can be called the bottleneck
 PRINTED_STEPS: Final = 1000  # Number of steps whose time is printed if the length of the run is unknown
-MIN_STEPS: Final = 16  # Minimum number of steps for a forecast that decides, and of waits to call a loader slow
+MIN_STEPS: Final = 16  # Minimum number of steps for a forecast that gives a recommendation or stops the run
 MIN_SECONDS: Final = 3.0  # Minimum time in seconds that the steps of such a forecast must span
 
 SECONDS_ENOUGH: Final = 30.0
@@ -277,7 +278,7 @@ def _loader(inputs: ForecastInputs, counts: RemainingCounts, batch_times: BatchT
         return loader
     down, up = wait.middle - wait.low, wait.high - wait.middle
     spread = (1 - down / loader.seconds_per_batch, 1 + up / loader.seconds_per_batch)
-    return replace(loader, spread=spread, is_reliable=batch_times.waits >= MIN_STEPS)
+    return replace(loader, spread=spread, is_reliable=batch_times.waits >= MIN_WAITS)
 
 
 def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:

@@ -36,7 +36,7 @@ from lightning_predict.observe.forecast import (
 )
 from lightning_predict.observe.optimizer_steps import StepCounter
 from lightning_predict.observe.remaining import CheckpointTimer, remaining
-from lightning_predict.observe.steady_state import SETTLED_VALUES, TimingSamples
+from lightning_predict.observe.steady_state import TimingSamples
 from lightning_predict.observe.validation_timer import FIRST_EPOCH_COLD, UNSEEN_LONGER, ValidationTimer
 from lightning_predict.record.running_loop import BLOCK_BATCHES
 from lightning_predict.record.trace import Memory, Trace, measured_seconds
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import torch
 
 
+WARM_WAITS: Final = 32  # Number of waits in later epochs after which the first epoch no longer adds uncertainty
 MIN_WAITS_PER_WORKER: Final = 2  # Number of waits per worker up to which a later wait may be as long as the first one
 
 
@@ -325,7 +326,7 @@ class RunObserver:
     def _warm(self, wait: Interval[float]) -> Interval[float]:
         """Return the wait in later epochs. The first epoch may fill caches, so the low end allows for shorter waits."""
         since = 0 if self._first_waits is None else self._waits.count - self._first_waits
-        doubt = max(0.0, 1 - since / SETTLED_VALUES)
+        doubt = max(0.0, 1 - since / WARM_WAITS)
         return Interval(wait.low - doubt * (wait.low - wait.low / FIRST_EPOCH_COLD), wait.middle, wait.high)
 
     def pause(self, *, starts_workers: bool, remaining: float = math.inf) -> Interval[float]:

@@ -51,7 +51,7 @@ from lightning_predict.record.recorded_on import gpu_in_use
 from lightning_predict.record.trace import Trace
 from lightning_predict.reports.format import duration, duration_interval, print_text, width_at_hand
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import WORTH_NAMING, Ranking, lines_of_run, rank, ranking_lines, with_article
+from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines, with_article
 from lightning_predict.run.history import HistoryRecord, append_record, read_history
 from lightning_predict.run.workload import Workload
 
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from lightning_predict.advice.advice_text import Advice
+
+NOTICEABLE_SHARE: Final = 0.05
+"""Minimum change of the host time (loader, checkpoints), relative to the run's time, that triggers a new prediction."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0  # Minimum change of the host seconds of a run that triggers a new prediction
 
@@ -487,7 +490,7 @@ def host_time_changed(predictions: Predictions, before: Workload, now: Workload)
         return False
     share = now.training.batches / before.training.batches
     change = abs(_host_seconds(now) - _host_seconds(before) * share)
-    return change >= max(NOTICEABLE_HOST_SECONDS, WORTH_NAMING * min(totals) * share)
+    return change >= max(NOTICEABLE_HOST_SECONDS, NOTICEABLE_SHARE * min(totals) * share)
 
 
 def _host_seconds(workload: Workload) -> float:
