@@ -43,8 +43,7 @@ def advise(
 ) -> CommandAnswer:
     """Recommend changes of a recorded step with their gains, and the GPU to rent with these changes.
 
-    A gain is shown as a number only if measured pairs validate such predictions. Other changes are listed as worth
-    testing.
+    A gain is a number only if measured pairs validate such predictions; other changes are listed as worth testing.
 
     Args:
         source: A recorded step, or a model by name, as for `predict`.

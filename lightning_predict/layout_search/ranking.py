@@ -12,7 +12,7 @@ Only strategies that fit in memory are returned. If the step has embedding bags,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
@@ -148,32 +148,33 @@ def best_layouts(  # noqa: D417
         host=host,
         measured=measured,
     ).of_step(trace)
-    layouts = assumptions.with_own_rates(layouts_of(gpus))
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     remaining = remaining_steps(kind, _recorded_steps(kind, iterations, global_batch))
-    alike: dict[tuple[tuple[str, ...], bool], list[Layout]] = {}
-    for layout in layouts:
-        lacked = assumptions.kernels_missing_on(layout.gpu)
-        alike.setdefault((lacked, takes_float16(kind, layout)), []).append(layout)
     wanted = count if budget_usd is None else SPARE * count
     ranked = []
-    for (lacked, is_changed), own in alike.items():
+    for (lacked, is_changed), own in _alike(kind, assumptions.with_own_rates(layouts_of(gpus)), assumptions).items():
         applied = assumptions.without_kernels(lacked)
         shown = step_in_float16(kind, applied) if is_changed else kind
         step = StepPredictor(shown, [layout.gpu for layout in own], applied, remaining)
-        ranked += [
-            replace(
-                _ranked(step, layout, strategy, reliability, is_changed=is_changed),
-                kernels=applied.kernels_applied,
-                lacked_kernels=lacked,
-            )
-            for layout in map(step.with_offered_network, own)
-            for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
-        ]
+        for layout in map(step.with_offered_network, own):
+            for strategy in _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress):
+                choice = _ranked(step, layout, strategy, reliability, is_changed=is_changed)
+                ranked.append(replace(choice, kernels=applied.kernels_applied, lacked_kernels=lacked))
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
     return tuple(ordered(ranked, lambda choice: choice.seconds_per_batch)[:count])
+
+
+def _alike(
+    trace: Trace, layouts: Iterable[Layout], assumptions: Assumptions
+) -> dict[tuple[tuple[str, ...], bool], list[Layout]]:
+    """Group layouts by the kernels that their GPU lacks, and by whether it runs a bfloat16 step in float16."""
+    alike: dict[tuple[tuple[str, ...], bool], list[Layout]] = {}
+    for layout in layouts:
+        key = assumptions.kernels_missing_on(layout.gpu), takes_float16(trace, layout)
+        alike.setdefault(key, []).append(layout)
+    return alike
 
 
 def _recorded_steps(trace: Trace, iterations: int | None, global_batch: int | None) -> int | None:

@@ -169,9 +169,10 @@ def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: 
 
 
 def test_exceeded_budget_can_warn_once_or_raise(small: Small, tmp_path: Path) -> None:
-    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn")
+    budget, logger = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn"), small.lightning.loggers.CSVLogger(tmp_path)
     with pytest.warns(LightningPredictWarning, match=r"CostBudget: .* are used\.") as warned:
-        model = fit(small, tmp_path, budget)
+        model = fit(small, tmp_path, budget, logger=logger)
+    assert [row["run_budget/warned"] for row in our_rows(logger) if row["run_budget/warned"]] == ["1.0"]
     assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 10
     assert budget.stopping_reason is None
