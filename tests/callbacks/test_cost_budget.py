@@ -157,11 +157,12 @@ def test_measured_validation_counts(lightning: Small, tmp_path: Path, time: Cloc
 
 def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: Path, time: Clock) -> None:
     # The forecast from the first three batches, 10 s, fits; but from the fourth on batches take 3 s.
-    budget = hours_of(20.0, warmup_steps=100)  # no forecast
+    budget, logger = hours_of(20.0, warmup_steps=100), small.lightning.loggers.CSVLogger(tmp_path)  # no forecast
     model = timed_model(small, time, [1.0, 1.0, 1.0, 3.0])
     with pytest.warns(LightningPredictWarning, match=r"18.0 s of 20.0 s \(hours\) are used") as warned:
-        fit(small, tmp_path, budget, model=model)
+        fit(small, tmp_path, budget, model=model, logger=logger)
     # 3 s + 5 x 3 s = 18 s after the eighth batch, over 16 s; 21 s after the ninth.
+    assert [row["step"] for row in our_rows(logger) if row["run_budget/warned"]] == ["7"]
     assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 9
     assert budget.stopping_reason == "21.0 s of 20.0 s (hours) are used"
@@ -169,10 +170,9 @@ def test_actual_use_warns_at_80_percent_and_ends_at_100(small: Small, tmp_path: 
 
 
 def test_exceeded_budget_can_warn_once_or_raise(small: Small, tmp_path: Path) -> None:
-    budget, logger = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn"), small.lightning.loggers.CSVLogger(tmp_path)
+    budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn")
     with pytest.warns(LightningPredictWarning, match=r"CostBudget: .* are used\.") as warned:
-        model = fit(small, tmp_path, budget, logger=logger)
-    assert [row["run_budget/warned"] for row in our_rows(logger) if row["run_budget/warned"]] == ["1.0"]
+        model = fit(small, tmp_path, budget)
     assert len([warning for warning in warned if warning.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 10
     assert budget.stopping_reason is None
