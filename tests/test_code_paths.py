@@ -114,6 +114,27 @@ def test_own_loop_over_batches_is_predicted_as_accumulation(strategy: str, most:
     assert looped.iteration_seconds == pytest.approx(accumulated.iteration_seconds, rel=0.02)
 
 
+def test_batches_of_different_lengths_are_accumulated_and_passes_of_a_gan_are_not() -> None:
+    with torch.device("meta"):
+        generator, critic = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+        lengths = [torch.empty(length, 8) for length in (4, 2)]
+
+    def accumulates() -> None:
+        for data in lengths:
+            critic(data).sum().backward()
+
+    def real_first() -> None:
+        critic(lengths[0]).sum().backward()
+        critic(generator(lengths[0])).sum().backward()
+
+    def real_last() -> None:
+        critic(generator(lengths[0])).sum().backward()
+        critic(lengths[0]).sum().backward()
+
+    steps = (accumulates, real_first, real_last)
+    assert [lp.capture(step, warmup_steps=0).batches for step in steps] == [2, 1, 1]
+
+
 def test_recomputation_and_accumulation_leave_host_as_recorded() -> None:
     with torch.device("meta"):
         model, tokens = Gpt(GptConfig(layers=2, hidden=256, heads=4, vocabulary=64, context=256)), torch.zeros(4, 256)

@@ -23,9 +23,10 @@ def equal_batches(operations: Sequence[Operation]) -> int:
     """Count the micro-batches whose gradients a step adds up; 1 if their forward passes differ, as those of a GAN.
 
     A micro-batch begins with the first forward operation after a backward pass. An update between two of them means
-    that they are no accumulation. Preparations of a batch are in the forward phase before the first pass only.
+    that they are no accumulation. Preparations of a batch are in the forward phase before the first pass only. Samples
+    and lengths may differ.
     """
-    forward_passes: list[list[tuple[object, ...]]] = []
+    forward_passes: list[list[tuple[str, str | None]]] = []
     before = "backward"
     for operation in operations:
         phase = operation.phase
@@ -34,13 +35,13 @@ def equal_batches(operations: Sequence[Operation]) -> int:
                 forward_passes.append([])
                 if before == "optimizer" and len(forward_passes) > 1:
                     return 1
-            shapes = tuple([tensor.shape for tensor in operation.inputs])
-            forward_passes[-1].append((operation.name, operation.module, shapes))
+            forward_passes[-1].append((operation.name, operation.module))
         if phase != "other":
             before = phase
     first, *others = forward_passes or [[]]
-    are_equal = bool(others) and all(other == others[0] == first[-len(other) :] for other in others)
-    return len(forward_passes) if are_equal else 1
+    shared = len(others[0]) if others else 0
+    are_equal = shared > 0 and all(other == first[-shared:] for other in others)
+    return len(forward_passes) if are_equal and not any(module for _, module in first[:-shared]) else 1
 
 
 @dataclass(frozen=True, slots=True)
