@@ -210,8 +210,8 @@ def test_disallowed_changes_are_last_and_inapplicable_ones_folded() -> None:
 
 
 def test_heading_states_that_the_step_does_not_fit() -> None:
-    large = replace(trained(64), memory=replace(trained(64).memory, peak_bytes=30 * 2**30))
-    told = lp.advise(large, ["L4"])
+    with_teacher = replace(trained(64), memory=replace(trained(64).memory, resident_bytes=30 * 2**30))
+    told = lp.advise(with_teacher, ["L4"])
     words = (
         "It does not fit in the memory of one L4. `lightning-predict trace memory` shows what saves memory, and sets"
     )

@@ -35,7 +35,7 @@ def test_parallel_equals_best_layouts(gpt: Path, run: Run) -> None:
         "On 4xH100-SXM-80GB ($"
     )
     head, _, *rows = table.splitlines()
-    assert head.split() == "step (90 %) tokens/s tokens/$ total cost GiB bound by strategy".split()
+    assert head.split() == "step (90 %) tokens/s tokens/$ total cost GiB fits bound by strategy".split()
     assert len(rows) == 3
     assert notes.startswith("Of the first:\n")
     layouts = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)

@@ -280,5 +280,7 @@ def test_steps_of_libraries_train_all_parameters_of_their_models(name: str, libr
 def test_the_typical_steps_train_all_parameters_of_their_models(name: str) -> None:
     trace = capture(TYPICAL_STEPS[name](torch.device("meta")), warmup_steps=0, precision="bf16-mixed")
     count = sum(math.prod(parameter.shape) for parameter in trace.parameters)
-    assert count / 1e6 == pytest.approx({"resnet50": 25.56, "gpt2": 124.44, "bert_large": 334.6}[name], rel=0.001)
+    # As published, in millions; our ViT has no embedding of its 197 positions.
+    published = {"resnet50": 25.56, "gpt2": 124.44, "bert_large": 334.6, "vit_base": 86.57 - 197 * 768 / 1e6}
+    assert count / 1e6 == pytest.approx(published[name], rel=0.001)
     assert trace.optimizer_steps == 1
