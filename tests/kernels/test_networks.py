@@ -91,7 +91,6 @@ def _batches() -> list[ShapeBatch]:
     return [
         shape_batch("linear", "float32", m=m, n=n, k=k),
         shape_batch("bmm", "bfloat16", b=4, m=m, n=n, k=k),
-        shape_batch("attention", "float16", batch=2, heads=8, seq=m, head_dim=64, causal=1),
         shape_batch("conv2d", "float32", batch=8, in_channels=m, out_channels=n, image_size=28, kernel_size=3),
         shape_batch("softmax", "float32", rows=m, cols=n),
     ]
