@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from lightning_predict.advice.changes import CHANGES, change_named
 from lightning_predict.base.answers import TEXT_WIDTH
@@ -16,9 +16,6 @@ from lightning_predict.base.ties import NOTICEABLE, ordered
 from lightning_predict.reports.format import FEW, duration, gibibytes, listed, milliseconds, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
-
-if TYPE_CHECKING:
-    pass
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 """Verdict on a change: `faster` or `slower`; `noise` if the gain is within the uncertainty; `untested` if no

@@ -47,12 +47,10 @@ from lightning_predict.record.trace import Flags, Operation, TensorInfo
 BACKWARD_RATIO: Final = 2.2  # Time of the backward pass over the forward pass of PyTorch's norm kernels
 
 NORM_WAIT_CYCLES: Final = 3.7
-BLOCK_THREADS: Final = 128
-"""Cycles for an element of a row that a block of layer norm passes twice; threads of such a block, and of one that adds
-the rows of a matrix."""
+NORM_THREADS: Final = 128  # Cycles for an element of a row that a block of layer norm passes twice, and its threads
 
-LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Longest row of softmax in one warp, in elements, and of layer norm that takes as long as a transfer of its bytes."""
+STREAMED_COLUMNS: Final = 1024  # Longest row for which layer norm takes as long as a transfer of its bytes
+LONGEST_ROW_IN_A_WARP: Final = 1024  # Longest row of softmax in one warp, in elements
 LONGEST_ROW_IN_REGISTERS: Final = 9216
 """Longest row of softmax that 1,024 threads keep in at most nine registers each, whatever its alignment."""
 
@@ -132,7 +130,7 @@ half of the multiprocessors (`layer_norm_kernel.cu`)."""
 def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time of one block per row: few long rows leave SMs idle."""
     c = batch.columns
-    resident = gpu.max_threads_per_multiprocessor // BLOCK_THREADS
+    resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     return rounds(c["rows"], gpu, resident=resident) * c["cols"] * NORM_WAIT_CYCLES / gpu.boost_clock_hz
 
 
@@ -300,7 +298,7 @@ register(
         translator=_normalised,
         estimators=(
             VECTOR,
-            Alternative(shape=_streamed(LONGEST_ROW_IN_A_WARP), is_on=lambda gpu: gpu.generation.streams_norms),
+            Alternative(shape=_streamed(STREAMED_COLUMNS), is_on=lambda gpu: gpu.generation.streams_norms),
         ),
         reduces_rows=True,
         latency=_layer_norm_latency,

@@ -17,7 +17,7 @@ import numpy as np
 
 from lightning_predict.hardware.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.families.norm import BLOCK_THREADS, along
+from lightning_predict.kernels.families.norm import along
 from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, OperationShape, ShapeBatch, register, translates
 from lightning_predict.kernels.roofline import DELIVERED_SHARE, SHORTEST_KERNEL_SECONDS, WARP_THREADS, limited_transfer
@@ -56,10 +56,11 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
     return (summed(data, float(bytes_written(operation)), _columns_kept(data, operation)),)
 
 
+REDUCTION_THREADS: Final = 128
 REDUCTION_VECTOR: Final = 4
 LEAST_VALUES: Final = 16
 MOST_VALUES: Final = 256
-"""Columns per thread of PyTorch's sums over the rows of a matrix, and the fewest and most rows that
+"""Threads per block of PyTorch's sums over the rows of a matrix, columns per thread, and the fewest and most rows that
 a thread adds if blocks share a column (`Reduce.cuh`)."""
 
 PARTIAL_SUM_CYCLES: Final = 660.0  # Cycles in which a thread reads one block's partial sum from L2, one after another
@@ -69,10 +70,10 @@ def _column_sum_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time to read a matrix, and then the partial sums of the blocks that share a column."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     wide = np.clip(2 ** np.floor(np.log2(np.maximum(columns / REDUCTION_VECTOR, 1))), 1, 32)
-    high = BLOCK_THREADS / wide
+    high = REDUCTION_THREADS / wide
     of_thread = np.ceil(rows / high)
     across = np.ceil(columns / (REDUCTION_VECTOR * wide))
-    fitting = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor / BLOCK_THREADS / across
+    fitting = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor / REDUCTION_THREADS / across
     shared = np.minimum(np.ceil(fitting), np.ceil(of_thread / LEAST_VALUES))
     shared = np.maximum(shared, np.ceil(of_thread / MOST_VALUES))
     is_shared = (of_thread >= high * LEAST_VALUES) | (of_thread >= MOST_VALUES)
