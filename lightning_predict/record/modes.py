@@ -365,13 +365,18 @@ class WholeCallMode(TorchFunctionMode):
         if func in _VALUES_ONLY:
             return _suspended(self._recorder, func.__name__) if _drops_vectors(func, values) else nullcontext()
         if func is _HOLDS_ATTENTION:
-            shown = ExitStack()
-            for name, instead in (("scaled_dot_product_attention", self._attend), ("linear", self._project)):
-                shown.enter_context(_shown(functional, name, instead, self._recorder))
-            return shown
+            return self._attention_shown()
         if func in _RUN_AUTOGRAD:
             return _shown(torch.autograd, "_engine_run_backward", self._run_autograd, self._recorder)
         return nullcontext()
+
+    @contextmanager
+    def _attention_shown(self) -> Iterator[None]:
+        with (
+            _shown(functional, "scaled_dot_product_attention", self._attend, self._recorder),
+            _shown(functional, "linear", self._project, self._recorder),
+        ):
+            yield
 
     def _attend(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         if not _all_dense(args, kwargs):

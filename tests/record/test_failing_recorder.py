@@ -73,6 +73,7 @@ def test_error_of_the_recorder_never_reaches_the_step(
     expected = step(plain)
     holder, name = BEFORE[where]
     original: Callable[..., Any] = getattr(holder, name)
+    replaced = functional.linear, functional.scaled_dot_product_attention
     session = CaptureSession(device=torch.device("cpu"), compiled=False)
     session.start()
     failed = []
@@ -94,6 +95,7 @@ def test_error_of_the_recorder_never_reaches_the_step(
     assert counts == plain
     assert all(map(torch.equal, tensors, expected))
     assert vars(torch.autograd)["_engine_run_backward"].__module__ == "torch.autograd.graph"
+    assert (functional.linear, functional.scaled_dot_product_attention) == replaced
     assert not torch.overrides._get_current_function_mode_stack()
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
     if where not in ("a closure's beginning", "a closure's end"):
